@@ -1,0 +1,1 @@
+//! Which bytes of which shard are which tensor; `config.json` of a K3-family model.

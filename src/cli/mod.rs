@@ -1,0 +1,1 @@
+//! What you typed, what it means, what you see.

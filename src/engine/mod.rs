@@ -1,0 +1,1 @@
+//! Prompts in, events out: sampling, stopping, counting.

@@ -1,0 +1,1 @@
+//! Verified byte ranges over HTTP, politely, from several sources.

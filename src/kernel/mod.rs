@@ -1,0 +1,1 @@
+//! Arithmetic on slices: scalar is the meaning, SIMD twins are only faster.

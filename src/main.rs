@@ -1,0 +1,3 @@
+//! The `deltafin` command.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! The forward pass and a sequence's state.

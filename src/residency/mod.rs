@@ -1,0 +1,1 @@
+//! What is in RAM, what comes next, from where.

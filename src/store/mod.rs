@@ -1,0 +1,1 @@
+//! Core, experts, metadata and digests on disk, within a budget, through crashes.

@@ -1,0 +1,1 @@
+//! Conversations to tokens, tokens to replies.
