@@ -1,0 +1,1 @@
+//! The room against its goldens and its promises.
