@@ -1,0 +1,3 @@
+//! Tests of the hub's parts. Fetches over HTTP are tested in `tests/hub.rs`.
+
+mod folder;
