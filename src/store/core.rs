@@ -1,0 +1,379 @@
+//! Files that are fetched once and in order: the core's, and the parts of shards that the text
+//! engine never reads. They are too large to begin anew after a stop, so they grow in place:
+//!
+//! * `042.part` is what has arrived, locked by the process that writes it;
+//! * `042.progress` says how much of it is synced, with the digest of that much;
+//! * `042` is the whole file, renamed when all of it is synced.
+//!
+//! After a kill the page cache still holds every byte that was written, so the part's own length
+//! counts. After a power loss only `done` does, since a file's length may outlive its content.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::path::PathBuf;
+use std::time::Duration;
+use std::time::Instant;
+
+use serde::Deserialize;
+use serde::Serialize;
+use sha2::Digest as _;
+use sha2::Sha256;
+
+use super::ModelStore;
+use super::digests::Known;
+use super::digests::Level;
+use super::digests::Subject;
+use super::disk::Disk;
+use super::disk::DiskFile;
+use super::disk::How;
+use super::disk::Kind;
+use super::disk::read_file;
+use super::disk::read_vec;
+use super::disk::remove_any;
+use super::disk::write_file;
+use super::error::StoreError;
+use super::lock;
+use super::model::is_plain;
+use crate::terms::ByteRange;
+use crate::terms::CorePart;
+use crate::terms::Digest;
+
+/// A power loss costs at most this much of a file on its way.
+const SYNC_EVERY: u64 = 64 << 20;
+/// Read back in pieces of this size.
+const PIECE: u64 = 4 << 20;
+const POLL: Duration = Duration::from_millis(20);
+
+/// What there is of a file that is fetched once.
+#[derive(Debug)]
+pub enum CoreState {
+    /// All of it, at this path.
+    Ready(PathBuf),
+    /// A part of it, perhaps nothing; append the rest.
+    Partial(CoreWriter),
+    /// Another thread or process is appending.
+    Busy(CoreBusy),
+}
+
+/// Another's appending.
+#[derive(Debug)]
+pub struct CoreBusy {
+    model: ModelStore,
+    place: Place,
+    len: u64,
+}
+
+/// Appends to a file that is fetched once. Dropping it keeps what has arrived.
+pub struct CoreWriter {
+    model: ModelStore,
+    place: Place,
+    len: u64,
+    file: Box<dyn DiskFile>,
+    done: u64,
+    synced: u64,
+    hasher: Sha256,
+}
+
+#[derive(Clone, Debug)]
+struct Place {
+    /// Path below the model's folder.
+    local: String,
+    path: PathBuf,
+}
+
+impl Place {
+    fn part(&self) -> PathBuf {
+        self.path.with_added_extension("part")
+    }
+
+    fn progress(&self) -> PathBuf {
+        self.path.with_added_extension("progress")
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Progress {
+    len: u64,
+    done: u64,
+    sha256: Digest,
+    boot: Option<String>,
+}
+
+impl ModelStore {
+    /// A core file of `len` bytes. One of another length is damage, and begins anew.
+    pub fn core(&self, part: CorePart, len: u64) -> Result<CoreState, StoreError> {
+        self.fetched_once(format!("core/{part}"), len)
+    }
+
+    /// Bytes of a shard that belong neither to its header, nor to the core, nor to an expert.
+    pub fn rest(&self, shard: &str, range: ByteRange) -> Result<CoreState, StoreError> {
+        if !is_plain(shard) || shard.contains('/') {
+            return Err(StoreError::Name {
+                name: shard.to_owned(),
+            });
+        }
+        self.fetched_once(rest_path(shard, range), range.len())
+    }
+
+    /// Where a core file lies, if all of it is there. Starts nothing.
+    pub fn core_ready(&self, part: CorePart, len: u64) -> Option<PathBuf> {
+        let path = self.folder().join(format!("core/{part}"));
+        let facts = self.store().inner.disk.facts(&path).ok()?;
+        (facts.kind == Kind::File && facts.len == len).then_some(path)
+    }
+
+    /// Where a stretch of a shard lies that belongs to neither core nor experts, if all of it is there.
+    pub fn rest_ready(&self, shard: &str, range: ByteRange) -> Option<PathBuf> {
+        let path = self.folder().join(rest_path(shard, range));
+        let facts = self.store().inner.disk.facts(&path).ok()?;
+        (facts.kind == Kind::File && facts.len == range.len()).then_some(path)
+    }
+
+    /// Bytes of a core file that are there, whole or on its way.
+    pub fn core_done(&self, part: CorePart, len: u64) -> u64 {
+        let path = self.folder().join(format!("core/{part}"));
+        let length = |path: &Path| self.store().inner.disk.facts(path).map(|f| f.len);
+        let done = length(&path).or_else(|_| length(&path.with_added_extension("part")));
+        done.unwrap_or(0).min(len)
+    }
+
+    fn fetched_once(&self, local: String, len: u64) -> Result<CoreState, StoreError> {
+        let path = self.folder().join(&local);
+        let place = Place { local, path };
+        if self.is_ready(&place, len)? {
+            return Ok(CoreState::Ready(place.path));
+        }
+        let disk = &*self.store().inner.disk;
+        let part = place.part();
+        let failed = |e| StoreError::io("open", &part, e);
+        let folder = part.parent().unwrap_or(&part);
+        disk.create_folder(folder).map_err(failed)?;
+        let file = match disk.open(&part, How::Update) {
+            Err(e) if e.kind() == io::ErrorKind::IsADirectory => {
+                remove_any(disk, &part).map_err(failed)?;
+                disk.open(&part, How::Update)
+            }
+            other => other,
+        };
+        let file = file.map_err(failed)?;
+        if !file.try_lock().map_err(failed)? {
+            let model = self.clone();
+            return Ok(CoreState::Busy(CoreBusy { model, place, len }));
+        }
+        // Who held the lock before us may have renamed this very file.
+        if self.is_ready(&place, len)? {
+            return Ok(CoreState::Ready(place.path));
+        }
+        if disk.facts(&part).is_err() {
+            let model = self.clone();
+            return Ok(CoreState::Busy(CoreBusy { model, place, len }));
+        }
+        CoreWriter::resume(self.clone(), place, len, file).map(CoreState::Partial)
+    }
+
+    fn is_ready(&self, place: &Place, len: u64) -> Result<bool, StoreError> {
+        let disk = &*self.store().inner.disk;
+        let failed = |e| StoreError::io("read", &place.path, e);
+        let facts = match disk.facts(&place.path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
+            other => other.map_err(failed)?,
+        };
+        let log = &self.record().log;
+        let told = log.get(&Subject::File(place.local.as_str().into()));
+        let told = told.map_err(|e| StoreError::io("read", log.path(), e))?;
+        let vouched = told.is_some_and(|told| told.known.length == len);
+        if facts.kind == Kind::File && facts.len == len && vouched {
+            return Ok(true);
+        }
+        remove_any(disk, &place.path).map_err(failed)?;
+        lock(&self.store().inner.state).stats.damaged += 1;
+        Ok(false)
+    }
+}
+
+pub(super) fn rest_path(shard: &str, range: ByteRange) -> String {
+    format!("rest/{shard}/{}-{}", range.start, range.end)
+}
+
+impl CoreBusy {
+    /// Waits until the other has ended or `limit` is over, and looks again.
+    pub fn wait(self, limit: Duration) -> Result<CoreState, StoreError> {
+        let start = Instant::now();
+        let CoreBusy { model, place, len } = self;
+        loop {
+            let state = model.fetched_once(place.local.clone(), len)?;
+            if !matches!(state, CoreState::Busy(_)) || start.elapsed() >= limit {
+                return Ok(state);
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+}
+
+impl CoreWriter {
+    fn resume(
+        model: ModelStore,
+        place: Place,
+        len: u64,
+        file: Box<dyn DiskFile>,
+    ) -> Result<Self, StoreError> {
+        let mut writer = CoreWriter {
+            model,
+            place,
+            len,
+            file,
+            done: 0,
+            synced: 0,
+            hasher: Sha256::new(),
+        };
+        let part = writer.place.part();
+        let failed = |e| StoreError::io("resume", &part, e);
+        let disk = writer.model.store().inner.disk.clone();
+        let there = writer.file.facts().map_err(failed)?.len;
+        let progress = read_progress(&*disk, &writer.place.progress()).filter(|p| p.len == len);
+        let same_boot = |p: &Progress| p.boot.is_some() && p.boot == disk.boot();
+        let usable = match &progress {
+            Some(progress) if same_boot(progress) => there.min(len),
+            Some(progress) => progress.done.min(there),
+            None => 0,
+        };
+        if !writer.rehash(usable, progress.as_ref()).map_err(failed)? {
+            writer.hasher = Sha256::new();
+            writer.done = 0;
+        }
+        writer.file.set_len(writer.done).map_err(failed)?;
+        // From here on the part's length counts, in this run of the system.
+        writer.checkpoint().map_err(failed)?;
+        Ok(writer)
+    }
+
+    /// Reads back what is there. False if its synced beginning is not what it was.
+    fn rehash(&mut self, usable: u64, progress: Option<&Progress>) -> io::Result<bool> {
+        let synced = progress.map_or(0, |p| p.done);
+        if synced > usable {
+            return Ok(false);
+        }
+        while self.done < usable {
+            if self.done == synced && progress.is_some_and(|p| p.sha256 != self.digest()) {
+                return Ok(false);
+            }
+            // The digest is compared exactly at the end of what was synced.
+            let stop = if self.done < synced { synced } else { usable };
+            let piece = PIECE.min(stop - self.done);
+            let piece = usize::try_from(piece).unwrap_or(usize::MAX);
+            let bytes = read_vec(&*self.file, self.done, piece)?;
+            self.hasher.update(&bytes);
+            self.done += bytes.len() as u64;
+        }
+        Ok(self.done != synced || progress.is_none_or(|p| p.sha256 == self.digest()))
+    }
+
+    fn digest(&self) -> Digest {
+        Digest(self.hasher.clone().finalize().into())
+    }
+
+    /// Bytes that are there; the next ones to append begin here.
+    pub fn done(&self) -> u64 {
+        self.done
+    }
+
+    /// Bytes that the file will have.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether nothing is there yet.
+    pub fn is_empty(&self) -> bool {
+        self.done == 0
+    }
+
+    /// Appends the next bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Full`] or [`StoreError::Io`]; the writer then stands where it stood.
+    pub fn append(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
+        let part = self.place.part();
+        let end = self.done + bytes.len() as u64;
+        if end > self.len {
+            let (path, len) = (part, self.len);
+            let done = end;
+            return Err(StoreError::Short { path, done, len });
+        }
+        if let Err(e) = self.file.write_at(bytes, self.done) {
+            // Half of it may be there; the length must not count it.
+            let _ = self.file.set_len(self.done);
+            return Err(StoreError::io("write", &part, e));
+        }
+        self.hasher.update(bytes);
+        self.done = end;
+        if self.done - self.synced >= SYNC_EVERY {
+            let saved = self.checkpoint();
+            saved.map_err(|e| StoreError::io("write", &part, e))?;
+        }
+        Ok(())
+    }
+
+    fn checkpoint(&mut self) -> io::Result<()> {
+        let disk = &*self.model.store().inner.disk;
+        self.file.sync()?;
+        let progress = Progress {
+            len: self.len,
+            done: self.done,
+            sha256: self.digest(),
+            boot: disk.boot(),
+        };
+        let text = serde_json::to_vec(&progress).map_err(io::Error::other)?;
+        write_file(disk, &self.place.progress(), &text)?;
+        self.synced = self.done;
+        Ok(())
+    }
+
+    /// Gives the whole file its name, safe from a power loss. `source` is where it came from.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Short`] if something is missing; whatever arrived is kept.
+    pub fn finish(self, source: &str) -> Result<PathBuf, StoreError> {
+        let Place { local, path } = &self.place;
+        if self.done != self.len {
+            return Err(StoreError::Short {
+                path: path.clone(),
+                done: self.done,
+                len: self.len,
+            });
+        }
+        let disk = &*self.model.store().inner.disk;
+        let failed = |e| StoreError::io("publish", path, e);
+        self.file.sync().map_err(failed)?;
+        let known = Known {
+            sha256: self.digest(),
+            length: self.len,
+            level: Level::FirstUse,
+        };
+        // The digest first: a file without one is begun anew.
+        let subject = Subject::File(local.as_str().into());
+        self.model.vouch(subject, known, source, path)?;
+        disk.rename(&self.place.part(), path).map_err(failed)?;
+        disk.sync_folder(path.parent().unwrap_or(path))
+            .map_err(failed)?;
+        let _ = disk.remove_file(&self.place.progress());
+        Ok(path.clone())
+    }
+}
+
+fn read_progress(disk: &dyn Disk, path: &Path) -> Option<Progress> {
+    let bytes = read_file(disk, path).ok().flatten()?;
+    serde_json::from_slice(&bytes).ok()
+}
+
+impl fmt::Debug for CoreWriter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CoreWriter")
+            .field("file", &self.place.path)
+            .field("done", &self.done)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,133 @@
+//! Reading an expert that is on disk.
+
+use std::io;
+
+use bytes::Bytes;
+use sha2::Digest as _;
+use sha2::Sha256;
+
+use super::digests::Line;
+use super::disk::DiskFile;
+use super::disk::How;
+use super::disk::read_vec;
+use super::error::Damage;
+use super::error::StoreError;
+use super::experts::Lease;
+use super::lock;
+use crate::terms::Digest;
+
+impl Lease {
+    /// Bytes of the expert.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether the expert has no bytes; none does.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Reads the expert: its length is checked always, its digest at the first use after an unclean
+    /// stop.
+    ///
+    /// # Errors
+    ///
+    /// Where [`StoreError::refetch`] holds, the entry is removed already: look it up again and fetch
+    /// it.
+    pub fn read(&self) -> Result<Bytes, StoreError> {
+        self.read_checked(false)
+    }
+
+    /// Reads the expert and compares it with its digest, whatever was compared before.
+    pub fn read_verified(&self) -> Result<Bytes, StoreError> {
+        self.read_checked(true)
+    }
+
+    fn read_checked(&self, always: bool) -> Result<Bytes, StoreError> {
+        let entry = &self.entry;
+        let bytes = match &self.open {
+            Some(opened) => read_whole(&*opened.file, self.len),
+            None => match entry.inner().disk.open(&entry.path(), How::Read) {
+                Ok(file) => read_whole(&*file, self.len),
+                Err(e) => Err(Unread::Io(e)),
+            },
+        };
+        let bytes = match bytes {
+            Ok(bytes) => bytes,
+            Err(Unread::Length(actual)) => {
+                let expected = self.len;
+                return Err(entry.damaged(Damage::Length { expected, actual }));
+            }
+            Err(Unread::Io(e)) if e.kind() == io::ErrorKind::NotFound => {
+                lock(&entry.inner().state).index.remove(entry.id);
+                return Err(StoreError::Gone { path: entry.path() });
+            }
+            Err(Unread::Io(e)) if is_our_shortage(&e) => {
+                return Err(StoreError::io("read", &entry.path(), e));
+            }
+            Err(Unread::Io(e)) => return Err(entry.damaged(Damage::Unreadable(e.kind()))),
+        };
+        self.check(&bytes, always)?;
+        Ok(Bytes::from(bytes))
+    }
+
+    fn check(&self, bytes: &[u8], always: bool) -> Result<(), StoreError> {
+        let entry = &self.entry;
+        let known = lock(&entry.inner().state).index.get(entry.id);
+        if !always && known.is_some_and(|known| known.checked) {
+            return Ok(());
+        }
+        let log = &entry.model.log;
+        let told = log.get(&entry.subject());
+        let told = told.map_err(|e| StoreError::io("read", log.path(), e))?;
+        let Some(told) = told else {
+            return Err(entry.damaged(Damage::Unknown));
+        };
+        if always || told.suspect {
+            let actual = Digest(Sha256::digest(bytes).into());
+            let expected = told.known.sha256;
+            if actual != expected {
+                return Err(entry.damaged(Damage::Content { expected, actual }));
+            }
+        }
+        if told.suspect {
+            let line = Line {
+                subject: entry.subject(),
+                known: told.known,
+                source: "disk",
+                checked: true,
+            };
+            // If this is not kept, the entry is compared once more after the next start.
+            let _ = log.append(&[line]);
+        }
+        lock(&entry.inner().state).index.set_checked(entry.id);
+        Ok(())
+    }
+}
+
+enum Unread {
+    Length(u64),
+    Io(io::Error),
+}
+
+fn read_whole(file: &dyn DiskFile, len: u64) -> Result<Vec<u8>, Unread> {
+    let actual = file.facts().map_err(Unread::Io)?.len;
+    match usize::try_from(len) {
+        Ok(wanted) if actual == len => read_vec(file, 0, wanted).map_err(Unread::Io),
+        _ => Err(Unread::Length(actual)),
+    }
+}
+
+/// Errors that say nothing about the file: too many open ones, no memory.
+fn is_our_shortage(error: &io::Error) -> bool {
+    const MFILE: i32 = rustix::io::Errno::MFILE.raw_os_error();
+    const NFILE: i32 = rustix::io::Errno::NFILE.raw_os_error();
+    error.kind() == io::ErrorKind::OutOfMemory
+        || matches!(error.raw_os_error(), Some(MFILE | NFILE))
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        lock(&self.entry.inner().state).index.unpin(self.entry.id);
+    }
+}

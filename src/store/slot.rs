@@ -1,0 +1,218 @@
+//! Keeping an expert that has just arrived.
+
+use std::io;
+use std::path::Path;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+
+use super::budget::GATE_WAIT;
+use super::budget::not_kept;
+use super::digests::Known;
+use super::digests::Level;
+use super::digests::Line;
+use super::disk::Disk;
+use super::disk::DiskFile;
+use super::disk::How;
+use super::disk::Kind;
+use super::experts::Filled;
+use super::experts::NotKept;
+use super::experts::Slot;
+use super::index::Entry;
+use super::lock;
+use crate::terms::Digest;
+use crate::terms::ExpertKey;
+
+impl Slot {
+    /// Which expert this is for.
+    pub fn key(&self) -> ExpertKey {
+        self.entry.id.key
+    }
+
+    /// Keeps the expert, if there is room, and hands its bytes to everybody in this process who
+    /// waits for them. `sha256` is that of `bytes`, computed where they arrived.
+    ///
+    /// Oldest experts go first to make room; none goes if that would not be enough.
+    pub fn fill(mut self, bytes: Bytes, sha256: Digest, source: &str) -> Filled {
+        let kept = self.keep(&bytes, sha256, source);
+        {
+            let mut state = lock(&self.entry.inner().state);
+            match kept {
+                Ok(()) => {
+                    state.stats.kept += 1;
+                    state.stats.kept_bytes += self.len;
+                }
+                Err(why) => {
+                    state.stats.not_kept += 1;
+                    if let NotKept::Full | NotKept::Disk(_) | NotKept::Reserve | NotKept::Busy = why
+                    {
+                        let home = self.entry.inner().home.display();
+                        state.trouble(|| format!("{home}: experts are not kept: {why}"));
+                    }
+                }
+            }
+        }
+        self.land(Some(bytes));
+        match kept {
+            Ok(()) => Filled::Kept,
+            Err(why) => Filled::NotKept(why),
+        }
+    }
+
+    fn keep(&self, bytes: &Bytes, sha256: Digest, source: &str) -> Result<(), NotKept> {
+        let (inner, model) = (self.entry.inner(), &self.entry.model);
+        if bytes.len() as u64 != self.len {
+            return Err(NotKept::Length);
+        }
+        if inner.life_line.is_none() {
+            return Err(NotKept::Full);
+        }
+        let told = model.log.get(&self.entry.subject());
+        if let Some(told) = told.map_err(|e| not_kept(&e))?
+            && told.known.sha256 != sha256
+        {
+            return Err(NotKept::Conflict(told.known));
+        }
+        let fixed = lock(&inner.state).index.is_fixed(self.entry.id.model);
+        inner.reserve(self.len, fixed)?;
+        let temporary = self.temporary();
+        let stored = self.write(&temporary, bytes).map_err(|e| not_kept(&e));
+        let stored = stored.and_then(|mtime| {
+            let known = Known {
+                sha256,
+                length: self.len,
+                level: Level::FirstUse,
+            };
+            self.publish(&temporary, mtime, known, source, fixed)
+        });
+        if stored.is_err() {
+            // What cannot be removed stays reserved: it is on the disk.
+            let removed = super::disk::remove_any(&*inner.disk, &temporary).is_ok();
+            if removed && !fixed {
+                inner.release(self.len);
+            }
+        } else if let Some(syncer) = &inner.syncer {
+            syncer.wake();
+        }
+        stored
+    }
+
+    fn temporary(&self) -> PathBuf {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = super::ledger::session_path(Path::new(""), self.entry.inner().session);
+        let folder = self.entry.model.folder.join("experts/tmp");
+        folder.join(format!("{}.{count}", name.display()))
+    }
+
+    fn write(&self, temporary: &Path, bytes: &[u8]) -> io::Result<u64> {
+        let inner = self.entry.inner();
+        let file = open_new(&*inner.disk, temporary)?;
+        file.write_at(bytes, 0)?;
+        let mtime = lock(&inner.state).tick(inner.disk.now());
+        file.set_mtime(mtime)?;
+        Ok(mtime)
+    }
+
+    /// Gives a whole temporary file its name. Everything that other processes must see as one step
+    /// happens inside the gate, in the order in which a kill at any point does least harm: count,
+    /// digest, name.
+    fn publish(
+        &self,
+        temporary: &Path,
+        mtime: u64,
+        known: Known,
+        source: &str,
+        fixed: bool,
+    ) -> Result<(), NotKept> {
+        let (inner, log) = (self.entry.inner(), &self.entry.model.log);
+        let path = self.entry.path();
+        let mut entered = inner.enter(GATE_WAIT).map_err(|_| NotKept::Busy)?;
+        // Another process was first (then the rename replaces equal bytes), or something is in the way.
+        let replaced = match inner.disk.facts(&path) {
+            Ok(facts) if facts.kind == Kind::File => facts.len,
+            Ok(_) => {
+                inner.discard_inside(&mut entered, self.entry.id, &path);
+                0
+            }
+            Err(_) => 0,
+        };
+        if !fixed {
+            *entered.reserved() -= self.len;
+            entered.ledger.published += self.len;
+        }
+        let line = Line {
+            subject: self.entry.subject(),
+            known,
+            source,
+            checked: false,
+        };
+        let named = entered.commit().and_then(|()| {
+            let n = log.append(&[line])?;
+            let renamed = rename_new(&*inner.disk, temporary, &path);
+            log.settle(n, renamed.is_ok().then(|| path.clone()));
+            renamed
+        });
+        if let Err(e) = named {
+            if !fixed {
+                *entered.reserved() += self.len;
+                entered.subtract(self.len);
+            }
+            let _ = entered.commit();
+            return Err(not_kept(&e));
+        }
+        if replaced > 0 && !fixed {
+            entered.subtract(replaced);
+            let _ = entered.commit(); // an error leaves the count too high, until it is made anew
+        }
+        let entry = Entry {
+            len: self.len,
+            mtime,
+            pins: 0,
+            checked: true,
+        };
+        lock(&inner.state).index.insert(self.entry.id, entry);
+        Ok(())
+    }
+
+    /// Ends the flight: nobody waits for this slot any more.
+    fn land(&mut self, bytes: Option<Bytes>) {
+        let inner = self.entry.inner();
+        if let Some(claim) = self.claim.take() {
+            let _ = inner.disk.remove_file(&claim);
+        }
+        if let Some(flight) = self.flight.take() {
+            lock(&inner.state).flights.remove(&self.entry.id);
+            let _ = flight.set(bytes);
+            inner.landed.notify_all();
+        }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.land(None);
+    }
+}
+
+fn open_new(disk: &dyn Disk, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+    match disk.open(path, How::CreateNew) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            disk.create_folder(path.parent().unwrap_or(path))?;
+            disk.open(path, How::CreateNew)
+        }
+        other => other,
+    }
+}
+
+fn rename_new(disk: &dyn Disk, from: &Path, to: &Path) -> io::Result<()> {
+    match disk.rename(from, to) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            disk.create_folder(to.parent().unwrap_or(to))?;
+            disk.rename(from, to)
+        }
+        other => other,
+    }
+}

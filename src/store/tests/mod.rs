@@ -1,0 +1,3 @@
+//! What the store promises, held against real and simulated disks.
+
+mod basics;
