@@ -113,7 +113,9 @@ impl<'t> Splitter<'t> {
             return self.contraction_end(end);
         }
         if self.is(at, NUMBER) {
-            return self.run_end(at, NUMBER).min(at + 3);
+            // Not the whole run, cut to three: a long number would be scanned for each of its pieces.
+            let more = (at + 1..at + 3).take_while(|next| self.is(*next, NUMBER));
+            return at + 1 + more.count();
         }
         if let Some(end) = self.symbols(at) {
             return end;
