@@ -229,18 +229,20 @@ def main_inside(options):
     cases = json.loads((austen / "goldens/cases.json").read_text(encoding="utf-8"))
     novel = "\n".join(filter(None, (c["prompt"] for c in cases))) + (austen / "MODEL-CARD.md").read_text(encoding="utf-8")
     novel *= 60_000 // len(novel) + 1
-    texts = list(all_characters()) if options.all_characters else strings(novel)
     options.out.mkdir(parents=True, exist_ok=True)
 
     def encoding(name, ranks):
         return tiktoken.Encoding(name, pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})
 
     small = encoding("austen", read_ranks(austen / "model/tiktoken.model"))
+    if options.all_characters:                  # the vocabulary has no say in how text is split
+        return write(options.out / "austen.jsonl", small, all_characters())
+    texts = strings(novel)
     write(options.out / "austen.jsonl", small, texts)
 
     # Any rank file will do for a comparison; this one has long tokens and some that no merge leads to.
     rng = random.Random(SEED + 1)
-    words = Counter(" " + word for text in rng.sample(texts, min(len(texts), 4_000)) for word in text[:2_000].split())
+    words = Counter(" " + word for text in rng.sample(texts, min(len(texts), 1_500)) for word in text[:2_000].split())
     pieces = Counter({word.encode()[:64]: count for word, count in words.items()})
     ranks = make_ranks(pieces, rng, 24_000)
     lines = (f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in ranks.items())

@@ -230,23 +230,22 @@ fn tools_are_declared_with_sorted_keys_before_all_else_and_late_ones_in_place() 
     }
 }
 
+/// The elements of one call with these arguments.
+fn call(arguments: Value) -> Result<String, TextError> {
+    let text = rendered(
+        json!([{"role": "assistant", "content": null, "tool_calls": [
+        {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}]}]),
+    )?;
+    let (_, rest) = text.split_once("index=\"1\"<|sep|>").unwrap();
+    Ok(rest.split_once("<|close|>call").unwrap().0.to_owned())
+}
+
+fn argument(key: &str, kind: &str, value: &str) -> String {
+    format!("<|open|>argument key=\"{key}\" type=\"{kind}\"<|sep|>{value}<|close|>argument<|sep|>")
+}
+
 #[test]
 fn a_calls_arguments_are_typed_and_spelled_as_the_model_learnt_them() {
-    let call = |arguments: Value| {
-        rendered(
-            json!([{"role": "assistant", "content": null, "tool_calls": [
-            {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}]}]),
-        )
-    };
-    let elements = |text: &str| {
-        let (_, rest) = text.split_once("index=\"1\"<|sep|>").unwrap();
-        rest.split_once("<|close|>call").unwrap().0.to_owned()
-    };
-    let argument = |key: &str, kind: &str, value: &str| {
-        format!(
-            "<|open|>argument key=\"{key}\" type=\"{kind}\"<|sep|>{value}<|close|>argument<|sep|>"
-        )
-    };
     for (json, kind, value) in [
         (r#""a\n\"\u00e9\/😀""#, "string", "a\n\"é/😀"),
         ("\"\"", "string", ""),
@@ -281,8 +280,12 @@ fn a_calls_arguments_are_typed_and_spelled_as_the_model_learnt_them() {
         (r#"{"a":1,"b":2,"a":3}"#, "object", r#"{"a": 3, "b": 2}"#),
     ] {
         let text = call(format!("{{ \"k\" : {json} }}").into()).unwrap();
-        assert_eq!(elements(&text), argument("k", kind, value), "{json}");
+        assert_eq!(text, argument("k", kind, value), "{json}");
     }
+}
+
+#[test]
+fn arguments_keep_their_order_and_need_not_be_json() {
     // The order is the caller's.
     let text = call(r#"{"z":1,"a":"x","m\"":null}"#.into()).unwrap();
     let order = [
@@ -290,7 +293,7 @@ fn a_calls_arguments_are_typed_and_spelled_as_the_model_learnt_them() {
         argument("a", "string", "x"),
         argument("m&quot;", "null", "null"),
     ];
-    assert_eq!(elements(&text), order.concat());
+    assert_eq!(text, order.concat());
     // No arguments in any spelling; an object instead of its text.
     for none in [
         Value::Null,
@@ -299,16 +302,13 @@ fn a_calls_arguments_are_typed_and_spelled_as_the_model_learnt_them() {
         json!("{}"),
         json!({}),
     ] {
-        assert_eq!(elements(&call(none).unwrap()), "");
+        assert_eq!(call(none).unwrap(), "");
     }
-    assert_eq!(
-        elements(&call(json!({"k": 1})).unwrap()),
-        argument("k", "number", "1")
-    );
+    assert_eq!(call(json!({"k": 1})).unwrap(), argument("k", "number", "1"));
     // What is not JSON stands as it is.
     for broken in ["{broken", "{\"a\":1}}", "{\"a\":\"\\ud800\"}", "nul"] {
         let expected = format!("<|open|>json type=\"object\"<|sep|>{broken}<|close|>json<|sep|>");
-        assert_eq!(elements(&call(broken.into()).unwrap()), expected);
+        assert_eq!(call(broken.into()).unwrap(), expected);
     }
     for wrong in ["[1]", "3", "\"x\"", "null"] {
         let said = call(wrong.into()).unwrap_err().to_string();
