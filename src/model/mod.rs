@@ -10,11 +10,18 @@
 //! Weights come through the ports [`CoreSupply`] and [`ExpertSupply`]; this room sees slices, not files or sockets.
 
 mod error;
+mod forward;
+mod kda;
+mod mla;
+mod moe;
+mod pass;
 mod ports;
 mod rows;
 mod sequence;
+mod weights;
 
 pub use self::error::ModelError;
+pub use self::forward::Model;
 pub use self::ports::CoreLease;
 pub use self::ports::CoreSupply;
 pub use self::ports::CoreTensor;

@@ -2,42 +2,41 @@
 
 use crate::checkpoint::Attention;
 use crate::checkpoint::Spec;
-
-/// Positions in one block of latents. A cache grows by whole blocks, so that growing copies nothing.
-pub(crate) const BLOCK: usize = 64;
+use crate::kernel::mla::BLOCK;
+use crate::kernel::mla::LatentView;
 
 /// The state of one sequence: fixed for KDA layers, growing with each token for MLA layers.
 ///
 /// Real K3 holds 465 MB a sequence and 55 kB for each of its tokens.
 #[derive(Clone, Debug)]
 pub struct Sequence {
-    pub(crate) layers: Vec<LayerState>,
-    pub(crate) len: usize,
-    pub(crate) poisoned: bool,
+    pub(super) layers: Vec<LayerState>,
+    pub(super) len: usize,
+    pub(super) poisoned: bool,
 }
 
 /// What one layer remembers.
 #[derive(Clone, Debug)]
-pub(crate) enum LayerState {
+pub(super) enum LayerState {
     Kda(KdaState),
     Mla(Latents),
 }
 
 /// The recurrent state of a KDA layer.
 #[derive(Clone, Debug)]
-pub(crate) struct KdaState {
+pub(super) struct KdaState {
     /// `[heads, dim, dim]`: head, key channel, value channel.
-    pub(crate) state: Vec<f32>,
+    pub(super) state: Vec<f32>,
     /// Last raw inputs of the short convolutions for q, k and v: each `[heads * dim, taps - 1]`, oldest first.
-    pub(crate) history: [Vec<f32>; 3],
+    pub(super) history: [Vec<f32>; 3],
 }
 
 /// The cache of an MLA layer: for each position the normed latent and the key part that all heads share.
 #[derive(Clone, Debug)]
-pub(crate) struct Latents {
+pub(super) struct Latents {
     /// `kv_rank + rope`.
     width: usize,
-    /// Each `[BLOCK, width]`.
+    /// Each `[BLOCK, width]`: a cache grows by whole blocks, so that growing copies nothing.
     blocks: Vec<Box<[f32]>>,
 }
 
@@ -102,6 +101,22 @@ impl Sequence {
     /// computed from it any more.
     pub fn poisoned(&self) -> bool {
         self.poisoned
+    }
+
+    /// Whether it was made for such a model.
+    pub(super) fn fits(&self, spec: &Spec) -> bool {
+        let fits = |(state, kind): (&LayerState, Attention)| match (state, kind) {
+            (LayerState::Kda(kda), Attention::Kda) => {
+                kda.state.len() == spec.kda.width() * spec.kda.dim
+                    && kda.history[0].len() == spec.kda.width() * (spec.kda.conv - 1)
+            }
+            (LayerState::Mla(latents), Attention::Mla) => {
+                latents.width == spec.mla.kv_rank + spec.mla.rope
+            }
+            _ => false,
+        };
+        let kinds = spec.layers.iter().map(|kind| kind.attention);
+        self.layers.len() == spec.layers.len() && self.layers.iter().zip(kinds).all(fits)
     }
 
     /// Bytes of a sequence of `len` tokens.
@@ -169,10 +184,21 @@ impl Sequence {
 
 impl Latents {
     /// Makes room for positions below `len`.
-    pub(crate) fn reach(&mut self, len: usize) {
+    pub(super) fn reach(&mut self, len: usize) {
         while self.blocks.len() * BLOCK < len {
             self.blocks.push(vec![0.0; BLOCK * self.width].into());
         }
+    }
+
+    /// One position, `[kv_rank + rope]`.
+    pub(super) fn at(&mut self, position: usize) -> &mut [f32] {
+        let from = position % BLOCK * self.width;
+        &mut self.blocks[position / BLOCK][from..from + self.width]
+    }
+
+    /// All of it, as the kernel reads it.
+    pub(super) fn view(&self) -> LatentView<'_> {
+        LatentView::new(&self.blocks, self.width)
     }
 
     /// How many values of each block positions below `len` take.

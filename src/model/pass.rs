@@ -1,0 +1,138 @@
+//! What the parts of one sweep share: settings, rows, scratch memory and the watcher.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use crate::checkpoint::Act;
+use crate::checkpoint::Spec;
+use crate::kernel::Activation;
+use crate::kernel::Kernel;
+use crate::model::error::ModelError;
+use crate::model::ports::Waited;
+use crate::model::ports::Watch;
+use crate::model::weights::Weights;
+
+/// The rows of one sequence within a sweep.
+#[derive(Clone, Debug)]
+pub(super) struct Run {
+    /// Which of the sequences given to the sweep.
+    pub(super) sequence: usize,
+    /// Which rows, in position order.
+    pub(super) rows: Range<usize>,
+    /// Position of the first row.
+    pub(super) position: usize,
+}
+
+/// One sweep under way.
+pub(super) struct Pass<'a> {
+    pub(super) spec: &'a Spec,
+    pub(super) kernel: &'a Kernel,
+    pub(super) act: Activation,
+    pub(super) runs: &'a [Run],
+    /// Rows of the sweep.
+    pub(super) n: usize,
+    pub(super) watch: &'a mut dyn Watch,
+    /// Whether intermediate values are wanted.
+    taps: bool,
+    /// The layer at work; `None` before the first and after the last.
+    pub(super) layer: Option<u16>,
+    free: Vec<Vec<f32>>,
+}
+
+impl<'a> Pass<'a> {
+    pub(super) fn new(
+        spec: &'a Spec,
+        kernel: &'a Kernel,
+        runs: &'a [Run],
+        watch: &'a mut dyn Watch,
+    ) -> Self {
+        Pass {
+            spec,
+            kernel,
+            act: match spec.act {
+                Act::Situ { beta, linear_beta } => Activation::Situ { beta, linear_beta },
+                Act::Silu => Activation::Silu,
+            },
+            runs,
+            n: runs.last().map_or(0, |run| run.rows.end),
+            taps: watch.taps(),
+            watch,
+            layer: None,
+            free: Vec::new(),
+        }
+    }
+
+    /// Scratch for `len` values, which hold anything: whoever takes it overwrites it.
+    pub(super) fn take(&mut self, len: usize) -> Vec<f32> {
+        let fits = self.free.iter().position(|buffer| buffer.capacity() >= len);
+        let mut buffer = match fits {
+            Some(at) => self.free.swap_remove(at),
+            None => Vec::with_capacity(len),
+        };
+        buffer.resize(len, 0.0);
+        buffer
+    }
+
+    /// Gives scratch back for the next taker.
+    pub(super) fn give(&mut self, buffer: Vec<f32>) {
+        self.free.push(buffer);
+    }
+
+    /// Shows an intermediate value to whoever wants it.
+    pub(super) fn tap(&mut self, name: &'static str, values: &[f32]) {
+        if self.taps {
+            self.watch.tap(self.layer, name, values);
+        }
+    }
+
+    /// Whether intermediate values that nobody needs otherwise are worth computing.
+    pub(super) fn taps(&self) -> bool {
+        self.taps
+    }
+
+    /// Runs what may have to wait for the world, and tells the watcher how long it took.
+    pub(super) fn wait<R>(&mut self, what: Waited, f: impl FnOnce() -> R) -> R {
+        let began = Instant::now();
+        let result = f();
+        self.watch.waited(what, began.elapsed());
+        result
+    }
+
+    /// `x · wᵀ` for the matrix `name` `[rows, cols]`, in scratch.
+    pub(super) fn project(
+        &mut self,
+        w: &Weights<'_>,
+        name: &str,
+        (rows, cols): (usize, usize),
+        x: &[f32],
+    ) -> Result<Vec<f32>, ModelError> {
+        let matrix = w.matrix(name, rows, cols)?;
+        let mut y = self.take(x.len() / cols * rows);
+        self.kernel.matmul(matrix, x, &mut y);
+        Ok(y)
+    }
+
+    /// The gated MLP `stem` over `x` `[n, hidden]`, in scratch.
+    pub(super) fn mlp(
+        &mut self,
+        w: &Weights<'_>,
+        stem: &str,
+        inner: usize,
+        x: &[f32],
+    ) -> Result<Vec<f32>, ModelError> {
+        let hidden = self.spec.hidden;
+        let gate = w.matrix(&format!("{stem}.gate_proj.weight"), inner, hidden)?;
+        let up = w.matrix(&format!("{stem}.up_proj.weight"), inner, hidden)?;
+        let mut product = self.take(x.len() / hidden * inner);
+        self.kernel.gated(gate, up, self.act, x, &mut product);
+        let down = format!("{stem}.down_proj.weight");
+        let y = self.project(w, &down, (hidden, inner), &product)?;
+        self.give(product);
+        Ok(y)
+    }
+}
+
+/// `to += from`, element by element.
+pub(super) fn add(to: &mut [f32], from: &[f32]) {
+    to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
+}
