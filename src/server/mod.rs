@@ -1,1 +1,275 @@
 //! The OpenAI-shaped door.
+//!
+//! ```text
+//! gate       who may ask: key, host, origin, size                     gate.rs
+//! ask        JSON to generations; what cannot be honoured is refused  ask/
+//! queue      one generation at a time, a short line before it         queue.rs
+//! reply      news to OpenAI's shapes, streamed or whole               reply/
+//! send       bytes on the wire, alive for hours                       send.rs
+//! ```
+//!
+//! Behind the door stands a [`Generator`]. The door opens before there is one: the core of a large
+//! model takes hours to fetch, and until it is there `/health` says what is awaited.
+
+mod ask;
+mod error;
+mod gate;
+mod generator;
+mod logprobs;
+mod params;
+mod queue;
+mod reply;
+mod routes;
+mod send;
+#[cfg(test)]
+mod tests;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::OnceLock;
+use std::sync::PoisonError;
+use std::time::Duration;
+use std::time::SystemTime;
+use std::time::UNIX_EPOCH;
+
+pub use generator::Ask;
+pub use generator::BySource;
+pub use generator::Failure;
+pub use generator::Finish;
+pub use generator::Generator;
+pub use generator::Happening;
+pub use generator::Ledger;
+pub use generator::Now;
+pub use generator::Outcome;
+pub use generator::Prompt;
+pub use generator::Sampling;
+
+use crate::share::Limits;
+use crate::share::Secret;
+use queue::Queue;
+
+/// What keeps a server from serving; afterwards every fault is a reply to one request.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The address cannot be listened on.
+    #[error("cannot listen on {addr}: {source}")]
+    Bind {
+        /// The address asked for.
+        addr: SocketAddr,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// Threads are not to be had.
+    #[error("cannot start serving: {0}")]
+    Start(std::io::Error),
+    /// Anybody could use this machine.
+    #[error("{0} is reached by others, and no key is asked of them")]
+    Open(SocketAddr),
+}
+
+impl ServerError {
+    /// What to do next.
+    pub fn hint(&self) -> Option<&'static str> {
+        Some(match self {
+            ServerError::Bind { .. } => "choose another --port, or stop what listens there",
+            ServerError::Start(_) => "check the limits on threads and open files (ulimit -a)",
+            ServerError::Open(_) => "give --api-key, or listen on 127.0.0.1",
+        })
+    }
+}
+
+/// How to serve. Every field is required; [`ServerOptions::new`] gives what suits most.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// Asked of every client as a bearer token.
+    pub api_key: Option<Secret>,
+    /// Web origins, such as `http://localhost:3000`, whose pages may ask too.
+    pub origins: Vec<String>,
+    /// Requests that wait while one is served; more are turned away.
+    pub waiting_max: usize,
+    /// The longest silence in a reply.
+    pub heartbeat: Duration,
+    /// Bytes of one request.
+    pub body_max: usize,
+    /// Connections at once; more wait in the system's queue.
+    pub connections_max: usize,
+}
+
+impl ServerOptions {
+    /// No key, no foreign origins, and limits for one machine and a few people.
+    pub fn new() -> ServerOptions {
+        ServerOptions {
+            api_key: None,
+            origins: Vec::new(),
+            waiting_max: 8,
+            // OpenAI's clients and most proxies take half a minute of silence for death.
+            heartbeat: Duration::from_secs(8),
+            body_max: 8 << 20,
+            connections_max: 512,
+        }
+    }
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        ServerOptions::new()
+    }
+}
+
+/// What every route shares.
+struct Door {
+    options: ServerOptions,
+    /// Whether only this machine reaches us.
+    loopback: bool,
+    started: u64,
+    queue: OnceLock<Arc<Queue>>,
+    loading: Mutex<String>,
+}
+
+impl Door {
+    fn new(options: ServerOptions, loopback: bool) -> Arc<Door> {
+        Arc::new(Door {
+            options,
+            loopback,
+            started: unix_now(),
+            queue: OnceLock::new(),
+            loading: Mutex::new("starting".to_owned()),
+        })
+    }
+
+    fn loading(&self) -> String {
+        let loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
+        loading.clone()
+    }
+
+    fn open(&self, generator: Arc<dyn Generator>) -> std::io::Result<()> {
+        let queue = Queue::start(generator, self.options.waiting_max)?;
+        if let Err(second) = self.queue.set(queue) {
+            second.close();
+        }
+        Ok(())
+    }
+}
+
+fn unix_now() -> u64 {
+    // A clock before 1970 is told as 1970.
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
+}
+
+/// A server that listens, on threads of its own, until it is stopped or dropped.
+pub struct Server {
+    addr: SocketAddr,
+    door: Arc<Door>,
+    stop: Option<tokio::sync::oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Server {
+    /// Listens on `addr` (port 0 takes a free one). Until [`Server::ready`], requests are told to
+    /// come back later.
+    ///
+    /// # Errors
+    ///
+    /// [`ServerError::Open`] beyond loopback without a key, [`ServerError::Bind`] where the address
+    /// is taken or not ours, [`ServerError::Start`] where the system gives no thread.
+    pub fn start(addr: SocketAddr, options: ServerOptions) -> Result<Server, ServerError> {
+        if !addr.ip().is_loopback() && options.api_key.is_none() {
+            return Err(ServerError::Open(addr));
+        }
+        let bind = |source| ServerError::Bind { addr, source };
+        let listener = std::net::TcpListener::bind(addr).map_err(bind)?;
+        listener.set_nonblocking(true).map_err(bind)?;
+        let addr = listener.local_addr().map_err(bind)?;
+        // Two threads: a long prompt being parsed must not hold up another's heartbeat.
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name("deltafin-serve")
+            .enable_all()
+            .build()
+            .map_err(ServerError::Start)?;
+        let limits = Limits {
+            connections: options.connections_max,
+            headers: Duration::from_secs(30),
+            ..Limits::default()
+        };
+        let door = Door::new(options, addr.ip().is_loopback());
+        let router = routes::app(Arc::clone(&door));
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let thread = std::thread::Builder::new()
+            .name("deltafin-serve".to_owned())
+            .spawn(move || {
+                runtime.block_on(async move {
+                    // The listener was bound above, so only a broken runtime fails here.
+                    if let Ok(listener) = tokio::net::TcpListener::from_std(listener) {
+                        let stopped = async move {
+                            // A dropped handle stops as well as an explicit word.
+                            let _ = stopped.await;
+                        };
+                        crate::share::serve(listener, router, limits, stopped).await;
+                    }
+                });
+                runtime.shutdown_timeout(Duration::from_millis(200));
+            })
+            .map_err(ServerError::Start)?;
+        Ok(Server {
+            addr,
+            door,
+            stop: Some(stop),
+            thread: Some(thread),
+        })
+    }
+
+    /// Says what is awaited before the first request can be served.
+    pub fn loading(&self, what: &str) {
+        let mut loading = self
+            .door
+            .loading
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        what.clone_into(&mut loading);
+    }
+
+    /// Serves with `generator` from now on. A second call changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`ServerError::Start`] where the system gives no thread.
+    pub fn ready(&self, generator: Arc<dyn Generator>) -> Result<(), ServerError> {
+        self.door.open(generator).map_err(ServerError::Start)
+    }
+
+    /// The address served, with the port that was taken.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// The base URL, without a slash at the end; OpenAI's clients want `/v1` after it.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.addr)
+    }
+
+    /// Ends the running generation, tells every client, and returns when they are gone.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        if let Some(queue) = self.door.queue.get() {
+            queue.close();
+        }
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // A panic of that thread has been reported by the panic hook.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

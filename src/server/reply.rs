@@ -1,0 +1,183 @@
+//! What a client hears, in OpenAI's shapes: the same news as a stream of chunks or as one object.
+
+pub(super) mod chat;
+pub(super) mod completions;
+
+use serde::Serialize;
+use serde_json::Value;
+use serde_json::json;
+
+use super::generator::BySource;
+use super::generator::Finish;
+use super::generator::Ledger;
+use super::generator::Outcome;
+use super::queue::Step;
+
+/// One event of a stream.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Frame {
+    /// The event's name, for the shapes that have one.
+    pub(super) event: Option<&'static str>,
+    pub(super) data: Value,
+}
+
+impl Frame {
+    fn chunk(data: Value) -> Frame {
+        Frame { event: None, data }
+    }
+}
+
+/// A kind of reply, put together from news.
+pub(super) trait Shape: Send + 'static {
+    /// Takes a step of a choice; gives what a stream says of it.
+    fn take(&mut self, choice: usize, step: Step) -> Vec<Frame>;
+
+    /// What a stream says when every choice has ended.
+    fn end(&mut self) -> Vec<Frame>;
+
+    /// What a stream says instead when the request failed; `error` is an object in OpenAI's shape.
+    fn fail(&mut self, error: Value) -> Vec<Frame> {
+        vec![Frame::chunk(error)]
+    }
+
+    /// The whole reply, once every choice has ended.
+    fn whole(&mut self) -> Value;
+
+    /// The last words of a stream, after everything.
+    fn farewell(&self) -> Option<&'static str> {
+        Some("[DONE]")
+    }
+}
+
+/// What every object of one reply states.
+#[derive(Clone, Debug)]
+pub(super) struct Envelope {
+    pub(super) id: String,
+    pub(super) created: u64,
+    pub(super) model: String,
+    pub(super) fingerprint: String,
+}
+
+impl Envelope {
+    fn with(&self, object: &str, choices: &Value) -> Value {
+        json!({
+            "id": self.id, "object": object, "created": self.created, "model": self.model,
+            "system_fingerprint": self.fingerprint, "choices": choices,
+        })
+    }
+}
+
+/// A name nobody guesses: a prefix and 128 random bits.
+pub(super) fn fresh_id(prefix: &str) -> String {
+    use std::hash::BuildHasher;
+    // Every RandomState has keys of its own, the first of them from the system's randomness.
+    let part = || std::hash::RandomState::new().hash_one(prefix);
+    format!("{prefix}{:016x}{:016x}", part(), part())
+}
+
+/// `finish_reason`.
+fn reason(finish: Finish) -> &'static str {
+    match finish {
+        // An interrupted generation is reported as an error and never gets here with a client left.
+        Finish::Stop | Finish::Interrupted => "stop",
+        Finish::ToolCalls => "tool_calls",
+        Finish::Length => "length",
+    }
+}
+
+/// Usage over all choices of a request.
+#[derive(Debug)]
+pub(super) struct Usage {
+    /// Choices that share a prompt, which is counted once.
+    n: usize,
+    prompt_tokens: usize,
+    completion_tokens: usize,
+    ledger: Ledger,
+    /// The seed of the first choice.
+    seed: u64,
+    effort: Option<&'static str>,
+}
+
+#[derive(Serialize)]
+struct Experts {
+    requested: u64,
+    #[serde(flatten)]
+    by: BySource,
+}
+
+impl Usage {
+    pub(super) fn new(n: usize, seed: u64, effort: Option<&'static str>) -> Usage {
+        Usage {
+            n,
+            prompt_tokens: 0,
+            completion_tokens: 0,
+            ledger: Ledger::default(),
+            seed,
+            effort,
+        }
+    }
+
+    fn add(&mut self, choice: usize, outcome: &Outcome) {
+        if choice.is_multiple_of(self.n) {
+            self.prompt_tokens += outcome.prompt_tokens;
+        }
+        self.completion_tokens += outcome.completion_tokens;
+        self.ledger.add(&outcome.ledger);
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": { "cached_tokens": 0 },
+            "deltafin": self.deltafin(),
+        })
+    }
+
+    fn deltafin(&self) -> Value {
+        let ledger = &self.ledger;
+        let experts = Experts {
+            requested: ledger.requested,
+            by: ledger.experts,
+        };
+        let mut object = json!({
+            "experts": experts,
+            "bytes": ledger.bytes,
+            "seconds": {
+                "prefill": ledger.prefill.as_secs_f64(),
+                "decode": ledger.decode.as_secs_f64(),
+                "compute": ledger.compute.as_secs_f64(),
+                "wait_disk": ledger.wait_disk.as_secs_f64(),
+                "wait_hub": ledger.wait_hub.as_secs_f64(),
+            },
+            "seed": self.seed,
+        });
+        if let Some(effort) = self.effort {
+            object["reasoning_effort"] = effort.into();
+        }
+        object
+    }
+}
+
+impl BySource {
+    fn add(&mut self, other: &BySource) {
+        self.memory += other.memory;
+        self.disk += other.disk;
+        self.peer += other.peer;
+        self.hub += other.hub;
+    }
+}
+
+impl Ledger {
+    fn add(&mut self, other: &Ledger) {
+        self.requested += other.requested;
+        self.experts.add(&other.experts);
+        self.bytes.add(&other.bytes);
+        self.prefill += other.prefill;
+        self.decode += other.decode;
+        self.compute += other.compute;
+        self.wait_disk += other.wait_disk;
+        self.wait_hub += other.wait_hub;
+    }
+}

@@ -1,0 +1,5 @@
+mod hours;
+mod replies;
+mod requests;
+mod safety;
+mod scripted;
