@@ -1,5 +1,8 @@
 //! The instruction set as a value.
 
+#[cfg(target_arch = "x86_64")]
+use super::x86;
+
 /// The instruction set a kernel runs on.
 ///
 /// Chosen once when the engine opens and passed down by value, so a test can run every variant in
@@ -10,12 +13,24 @@
 pub enum Isa {
     /// Portable loops; the meaning of every kernel.
     Scalar,
+    /// 256-bit: AVX2 and FMA.
+    #[cfg(target_arch = "x86_64")]
+    Avx2(x86::Avx2),
+    /// 512-bit: AVX-512F.
+    #[cfg(target_arch = "x86_64")]
+    Avx512(x86::Avx512),
 }
 
 impl Isa {
     /// Everything this CPU can run, slowest first. `Scalar` is always there.
     pub fn available() -> Vec<Isa> {
-        vec![Isa::Scalar]
+        let mut found = vec![Isa::Scalar];
+        #[cfg(target_arch = "x86_64")]
+        {
+            found.extend(x86::Avx2::detect().map(Isa::Avx2));
+            found.extend(x86::Avx512::detect().map(Isa::Avx512));
+        }
+        found
     }
 
     /// The widest of [`available`](Self::available).
@@ -27,6 +42,10 @@ impl Isa {
     pub fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2(_) => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512(_) => "avx512",
         }
     }
 

@@ -1,9 +1,11 @@
 //! The matrix product's driver: splits outputs between threads, never a sum.
 
 use super::act::Activation;
+use super::isa::Isa;
 use super::matrix::Matrix;
 use super::pool::Kernel;
 use super::scalar;
+use super::twin::{self, Format, PANEL, Packed, Twin};
 
 /// Multiply-adds of one task, about.
 const TASK_WORK: usize = 1 << 18;
@@ -56,21 +58,46 @@ impl Kernel {
         self.product(gate, Some((up, act)), n, x, y);
     }
 
-    fn product(
-        &self,
-        w: Matrix<'_>,
-        gated: Option<(Matrix<'_>, Activation)>,
-        n: usize,
-        x: &[f32],
-        y: &mut [f32],
-    ) {
-        let (rows, cols) = (w.rows(), w.cols());
-        if n == 0 || rows == 0 {
+    fn product(&self, w: Matrix<'_>, up: Gated<'_>, n: usize, x: &[f32], y: &mut [f32]) {
+        if n == 0 || w.rows() == 0 {
             return;
         }
+        match self.isa() {
+            Isa::Scalar => self.split(w, up, x, y, |w, y| scalar::product(w, x, y)),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2(twin) => self.vector(twin, w, up, x, y),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512(twin) => self.vector(twin, w, up, x, y),
+        }
+    }
+
+    fn vector<T: Twin>(&self, twin: T, w: Matrix<'_>, up: Gated<'_>, x: &[f32], y: &mut [f32]) {
+        let packed = Packed::new::<T>(self, w, x);
+        match up {
+            // Two matrices of one format share the packed activations.
+            Some((up, act)) if Format::of(up) != Format::of(w) => {
+                let mut values = vec![0.0; y.len()];
+                self.vector(twin, w, None, x, y);
+                self.vector(twin, up, None, x, &mut values);
+                act.apply(y, &values);
+            }
+            _ => self.split(w, up, x, y, |w, y| twin::product(twin, w, &packed, x, y)),
+        }
+    }
+
+    /// Cuts the outputs into tasks and computes each by `product`.
+    fn split(
+        &self,
+        w: Matrix<'_>,
+        gated: Gated<'_>,
+        x: &[f32],
+        y: &mut [f32],
+        product: impl Fn(Matrix<'_>, &mut [&mut [f32]]) + Send + Sync,
+    ) {
+        let (rows, cols, n) = (w.rows(), w.cols(), x.len() / w.cols());
         let work = n * rows * cols * if gated.is_some() { 2 } else { 1 };
         let step = if self.worth_sharing(work) {
-            (TASK_WORK / (n * cols).max(1)).clamp(1, rows)
+            self.step(n, rows, cols)
         } else {
             rows
         };
@@ -84,18 +111,29 @@ impl Kernel {
         let tasks = tasks.into_iter().enumerate().collect();
         self.tasks(work, tasks, |(i, mut y): (usize, Vec<&mut [f32]>)| {
             let part = i * step..(i * step + step).min(rows);
-            scalar::product(w.slice(part.clone()), x, &mut y);
+            product(w.slice(part.clone()), &mut y);
             if let Some((up, act)) = gated {
                 let mut values = vec![0.0; n * part.len()];
                 let mut out: Vec<_> = values.chunks_mut(part.len()).collect();
-                scalar::product(up.slice(part), x, &mut out);
+                product(up.slice(part), &mut out);
                 for (gate, up) in y.iter_mut().zip(out) {
                     act.apply(gate, up);
                 }
             }
         });
     }
+
+    /// Outputs per task: enough work to be worth handing over, enough tasks for all threads, and
+    /// whole panels where there are many rows.
+    fn step(&self, n: usize, rows: usize, cols: usize) -> usize {
+        let enough = (TASK_WORK / (n * cols)).max(1);
+        let fair = rows.div_ceil(4 * self.threads());
+        enough.max(fair.min(PANEL)).next_multiple_of(8).min(rows)
+    }
 }
+
+/// The second matrix of a gated product, and what joins the two.
+type Gated<'a> = Option<(Matrix<'a>, Activation)>;
 
 /// How many rows a call has.
 #[track_caller]

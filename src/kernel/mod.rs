@@ -31,6 +31,13 @@ pub mod route;
 mod scalar;
 #[cfg(test)]
 mod tests;
+mod twin;
+#[cfg(target_arch = "x86_64")]
+#[expect(
+    unsafe_code,
+    reason = "vendor intrinsics; see the module's safety argument"
+)]
+mod x86;
 
 pub use act::Activation;
 pub use isa::Isa;

@@ -14,6 +14,38 @@ pub(super) const VALUES: [f32; 16] = [
     0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0,
 ];
 
+/// The 16 weights of a block with one scale, as bfloat16 split into bytes: what a byte shuffle can
+/// look up.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[repr(align(32))]
+pub(super) struct Bf16Table {
+    pub(super) lower: [u8; 16],
+    pub(super) upper: [u8; 16],
+}
+
+/// One table for each scale byte. Exact up to 252: even 0.5 · 2^-127 is a bfloat16.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub(super) static BF16_TABLES: [Bf16Table; 256] = {
+    let mut tables = [const {
+        Bf16Table {
+            lower: [0; 16],
+            upper: [0; 16],
+        }
+    }; 256];
+    let mut b = 0;
+    while b < 256 {
+        let mut code = 0;
+        while code < 16 {
+            let bits = (VALUES[code] * scale(b as u8)).to_bits() >> 16;
+            tables[b].lower[code] = bits as u8;
+            tables[b].upper[code] = (bits >> 8) as u8;
+            code += 1;
+        }
+        b += 1;
+    }
+    tables
+};
+
 /// Scale bytes from here on do not decode into f32: 4 · 2^126 overflows, and 255 is NaN.
 pub(super) const SCALE_WIDE: u8 = 253;
 
@@ -21,11 +53,11 @@ pub(super) const SCALE_WIDE: u8 = 253;
 ///
 /// Exact: 0 gives 2^-127, which f32 holds as a subnormal.
 #[inline]
-pub(super) fn scale(b: u8) -> f32 {
+pub(super) const fn scale(b: u8) -> f32 {
     match b {
         255 => f32::NAN,
         0 => f32::from_bits(1 << 22),
-        _ => f32::from_bits(u32::from(b) << 23),
+        _ => f32::from_bits((b as u32) << 23),
     }
 }
 

@@ -11,33 +11,45 @@ pub(super) fn product(w: Matrix<'_>, x: &[f32], y: &mut [&mut [f32]]) {
     let cols = w.cols();
     let mut weights = vec![0.0; cols];
     for i in 0..w.rows() {
-        let row = w.slice(i..i + 1);
-        if has_wide_scale(row) {
-            for (x, y) in x.chunks(cols).zip(y.iter_mut()) {
-                y[i] = wide_row(row, x);
-            }
-            continue;
-        }
-        row.read_row(0, &mut weights);
+        w.read_row(i, &mut weights);
         for (x, y) in x.chunks(cols).zip(y.iter_mut()) {
             y[i] = lanes::dot(&weights, x);
         }
     }
+    wide_product(w, x, y);
 }
 
-/// Whether a row's weights leave the range of f32.
-pub(super) fn has_wide_scale(row: Matrix<'_>) -> bool {
-    match row.weights {
-        Weights::Mxfp4 { scales, .. } => scales.iter().any(|&b| b >= SCALE_WIDE),
-        _ => false,
+/// Computes anew the outputs of the rows of `w` whose weights leave the range of f32.
+pub(super) fn wide_product(w: Matrix<'_>, x: &[f32], y: &mut [&mut [f32]]) {
+    for row in wide_rows(w) {
+        let weights = w.slice(row..row + 1);
+        for (x, y) in x.chunks(w.cols()).zip(y.iter_mut()) {
+            y[row] = wide_row(weights, x);
+        }
     }
+}
+
+/// The rows whose weights leave the range of f32.
+fn wide_rows(w: Matrix<'_>) -> Vec<usize> {
+    let Weights::Mxfp4 { scales, .. } = w.weights else {
+        return Vec::new();
+    };
+    // A maximum over all bytes is a few vector instructions; looking at each row is not.
+    let wide = |scales: &[u8]| scales.iter().fold(0, |top, &b| top.max(b)) >= SCALE_WIDE;
+    if !wide(scales) {
+        return Vec::new();
+    }
+    let rows = scales.chunks(w.cols() / BLOCK).enumerate();
+    rows.filter(|(_, scales)| wide(scales))
+        .map(|(row, _)| row)
+        .collect()
 }
 
 /// One row with scales of 2^126 and more, where a weight would decode to infinity although its
 /// product is finite. In f64 nothing overflows; every instruction set takes this path for such a
 /// row, so its bits are the same everywhere.
 #[cold]
-pub(super) fn wide_row(row: Matrix<'_>, x: &[f32]) -> f32 {
+fn wide_row(row: Matrix<'_>, x: &[f32]) -> f32 {
     let Weights::Mxfp4 { codes, scales } = row.weights else {
         unreachable!("only MXFP4 has scales")
     };

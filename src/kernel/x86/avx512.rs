@@ -1,0 +1,357 @@
+//! The matrix product with 16 lanes.
+
+use std::arch::x86_64::*;
+
+use super::{Avx512, chunks_of, even_odd, in_order, padded, rows_of, whole};
+use crate::kernel::matrix::{Matrix, Weights};
+use crate::kernel::mxfp4::VALUES;
+use crate::kernel::twin::{Format, Packed, TILE_OUTPUTS, Twin};
+
+const LANES: usize = 16;
+
+/// Columns of an MXFP4 chunk: 64 bytes of codes, four blocks.
+const CHUNK: usize = 128;
+
+/// A chunk's codes are 16 words of 8 nibbles: word `i` holds columns `8i .. 8i + 8`. The `j`-th
+/// vector takes the `j`-th nibble of every word.
+const MXFP4: [u8; CHUNK] = {
+    let mut order = [0; CHUNK];
+    let mut p = 0;
+    while p < CHUNK {
+        order[p] = (p % LANES * 8 + p / LANES) as u8;
+        p += 1;
+    }
+    order
+};
+
+impl Twin for Avx512 {
+    const LANES: usize = LANES;
+    const TILE_ROWS: usize = 6;
+    const PANEL_COLS: usize = 1024;
+    const FEW: usize = 4;
+
+    fn order(format: Format) -> &'static [u8] {
+        match format {
+            Format::Bf16 => const { &even_odd::<32>() },
+            Format::F32 => const { &in_order::<LANES>() },
+            Format::Mxfp4 => &MXFP4,
+        }
+    }
+
+    fn few(self, w: Matrix<'_>, x: &Packed, y: &mut [&mut [f32]]) {
+        // SAFETY: `self` exists, so `detect` found AVX-512F.
+        unsafe { few(w, x, y) }
+    }
+
+    fn decode(self, w: Matrix<'_>, row: usize, first: usize, out: &mut [f32]) {
+        // SAFETY: `self` exists, so `detect` found AVX-512F.
+        unsafe { decode(w, row, first, out) }
+    }
+
+    fn tile(self, rows: usize, cols: usize, x: &[f32], panel: &[f32], sums: &mut [f32]) {
+        // SAFETY: `self` exists, so `detect` found AVX-512F.
+        unsafe {
+            match rows {
+                1 => tile::<1>(cols, x, panel, sums),
+                2 => tile::<2>(cols, x, panel, sums),
+                3 => tile::<3>(cols, x, panel, sums),
+                4 => tile::<4>(cols, x, panel, sums),
+                5 => tile::<5>(cols, x, panel, sums),
+                _ => tile::<6>(cols, x, panel, sums),
+            }
+        }
+    }
+
+    fn add_up(self, sums: &[f32], out: &mut [f32]) {
+        // SAFETY: `self` exists, so `detect` found AVX-512F.
+        unsafe { add_up(sums, out) }
+    }
+}
+
+#[target_feature(enable = "avx512f")]
+fn few(w: Matrix<'_>, x: &Packed, y: &mut [&mut [f32]]) {
+    match x.n() {
+        1 => few_rows::<4, 1>(w, x, y),
+        2 => few_rows::<4, 2>(w, x, y),
+        3 => few_rows::<2, 3>(w, x, y),
+        _ => few_rows::<2, 4>(w, x, y),
+    }
+}
+
+/// `R` outputs at a time: as many independent sums as hide the latency of an addition.
+#[target_feature(enable = "avx512f")]
+fn few_rows<const R: usize, const N: usize>(w: Matrix<'_>, x: &Packed, y: &mut [&mut [f32]]) {
+    let x = x.rows::<N>();
+    let together = w.rows() - w.rows() % R;
+    for i in (0..together).step_by(R) {
+        let sums = dots::<R, N>(w, i, x);
+        for r in 0..R {
+            for n in 0..N {
+                y[n][i + r] = _mm512_reduce_add_ps(sums[r][n]);
+            }
+        }
+    }
+    for i in together..w.rows() {
+        let [sums] = dots::<1, N>(w, i, x);
+        for n in 0..N {
+            y[n][i] = _mm512_reduce_add_ps(sums[n]);
+        }
+    }
+}
+
+/// Partial sums of rows `i .. i + R` of `w` with each of `x`.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn dots<const R: usize, const N: usize>(
+    w: Matrix<'_>,
+    i: usize,
+    x: [&[f32]; N],
+) -> [[__m512; N]; R] {
+    match w.weights {
+        Weights::Bf16(bytes) => dots_bf16(rows_of(bytes, i, 2 * w.cols()), x),
+        Weights::F32(bytes) => dots_f32(rows_of(bytes, i, 4 * w.cols()), x),
+        Weights::Mxfp4 { codes, scales } => {
+            let codes = rows_of(codes, i, w.cols() / 2);
+            dots_mxfp4(codes, rows_of(scales, i, w.cols() / 32), x)
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn dots_bf16<const R: usize, const N: usize>(w: [&[u8]; R], x: [&[f32]; N]) -> [[__m512; N]; R] {
+    let (whole, xs) = (w[0].len() / 64, chunks_of::<_, 32, N>(x));
+    let chunks = chunks_of::<_, 64, R>(w);
+    let mut sums = [[_mm512_setzero_ps(); N]; R];
+    for i in 0..whole {
+        for r in 0..R {
+            add_products(&widen(&chunks[r][i]), xs, i, &mut sums[r]);
+        }
+    }
+    if xs[0].len() > whole {
+        for r in 0..R {
+            let w = widen(&padded(&w[r][whole * 64..]));
+            add_products(&w, xs, whole, &mut sums[r]);
+        }
+    }
+    sums
+}
+
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn dots_f32<const R: usize, const N: usize>(w: [&[u8]; R], x: [&[f32]; N]) -> [[__m512; N]; R] {
+    let (whole, xs) = (w[0].len() / 64, chunks_of::<_, LANES, N>(x));
+    let chunks = chunks_of::<_, 64, R>(w);
+    let mut sums = [[_mm512_setzero_ps(); N]; R];
+    for i in 0..whole {
+        for r in 0..R {
+            add_products(&[load_floats(&chunks[r][i])], xs, i, &mut sums[r]);
+        }
+    }
+    if xs[0].len() > whole {
+        for r in 0..R {
+            let w = load_floats(&padded(&w[r][whole * 64..]));
+            add_products(&[w], xs, whole, &mut sums[r]);
+        }
+    }
+    sums
+}
+
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn dots_mxfp4<const R: usize, const N: usize>(
+    codes: [&[u8]; R],
+    scales: [&[u8]; R],
+    x: [&[f32]; N],
+) -> [[__m512; N]; R] {
+    let (whole, xs) = (codes[0].len() / 64, chunks_of::<_, CHUNK, N>(x));
+    let (chunks, fours) = (chunks_of::<_, 64, R>(codes), chunks_of::<_, 4, R>(scales));
+    let mut sums = [[_mm512_setzero_ps(); N]; R];
+    for i in 0..whole {
+        for r in 0..R {
+            let w = unpack(&chunks[r][i], fours[r][i]);
+            add_products(&w, xs, i, &mut sums[r]);
+        }
+    }
+    if xs[0].len() > whole {
+        for r in 0..R {
+            let scales = padded(&scales[r][whole * 4..]);
+            let w = unpack(&padded(&codes[r][whole * 64..]), scales);
+            add_products(&w, xs, whole, &mut sums[r]);
+        }
+    }
+    sums
+}
+
+/// `sums[n] += w[j] · x[n][i][j]`, one `j` after another: THE order of the sum.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn add_products<const N: usize, const V: usize, const C: usize>(
+    w: &[__m512; V],
+    x: [&[[f32; C]]; N],
+    i: usize,
+    sums: &mut [__m512; N],
+) {
+    for n in 0..N {
+        let x = x[n][i].as_chunks::<LANES>().0;
+        for j in 0..V {
+            sums[n] = _mm512_fmadd_ps(w[j], load(&x[j]), sums[n]);
+        }
+    }
+}
+
+/// 32 bfloat16: the even ones, the odd ones.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn widen(w: &[u8; 64]) -> [__m512; 2] {
+    let w = load_bytes(w);
+    let odd = _mm512_and_si512(w, _mm512_set1_epi32(0xffff_0000_u32.cast_signed()));
+    [
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(w)),
+        _mm512_castsi512_ps(odd),
+    ]
+}
+
+/// 128 weights: per vector a shift, a table look-up by the lowest four bits, and the scale.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn unpack(codes: &[u8; 64], scales: [u8; 4]) -> [__m512; 8] {
+    let (codes, table) = (load_bytes(codes), load(&VALUES));
+    // Words 4b .. 4b + 4 belong to block b: bring its scale byte to the top, then to the exponent.
+    let to_top = _mm512_set_epi32(0, 0, 0, 0, 8, 8, 8, 8, 16, 16, 16, 16, 24, 24, 24, 24);
+    let bytes = _mm512_sllv_epi32(_mm512_set1_epi32(i32::from_le_bytes(scales)), to_top);
+    let exponent = _mm512_and_si512(
+        _mm512_srli_epi32::<1>(bytes),
+        _mm512_set1_epi32(0x7f80_0000),
+    );
+    // Byte 0 means 2^-127, a subnormal that the exponent alone does not say.
+    let scale = _mm512_max_epu32(exponent, _mm512_set1_epi32(1 << 22));
+    let scale = _mm512_castsi512_ps(scale);
+    let pick = |codes| _mm512_mul_ps(_mm512_permutexvar_ps(codes, table), scale);
+    [
+        pick(codes),
+        pick(_mm512_srli_epi32::<4>(codes)),
+        pick(_mm512_srli_epi32::<8>(codes)),
+        pick(_mm512_srli_epi32::<12>(codes)),
+        pick(_mm512_srli_epi32::<16>(codes)),
+        pick(_mm512_srli_epi32::<20>(codes)),
+        pick(_mm512_srli_epi32::<24>(codes)),
+        pick(_mm512_srli_epi32::<28>(codes)),
+    ]
+}
+
+#[target_feature(enable = "avx512f")]
+fn decode(w: Matrix<'_>, row: usize, first: usize, out: &mut [f32]) {
+    match w.weights {
+        Weights::Bf16(bytes) => {
+            let [bytes] = rows_of(bytes, row, 2 * w.cols());
+            let mut chunks = bytes[2 * first..].chunks(64);
+            for out in out.as_chunks_mut::<32>().0 {
+                let w = widen(&whole(chunks.next().unwrap_or_default()));
+                store_all(&w, out);
+            }
+        }
+        Weights::F32(bytes) => {
+            let [bytes] = rows_of(bytes, row, 4 * w.cols());
+            let mut chunks = bytes[4 * first..].chunks(64);
+            for out in out.as_chunks_mut::<LANES>().0 {
+                let w = load_floats(&whole(chunks.next().unwrap_or_default()));
+                store_all(&[w], out);
+            }
+        }
+        Weights::Mxfp4 { codes, scales } => {
+            let [codes] = rows_of(codes, row, w.cols() / 2);
+            let [scales] = rows_of(scales, row, w.cols() / 32);
+            let chunks = codes[first / 2..]
+                .chunks(64)
+                .zip(scales[first / 32..].chunks(4));
+            for ((codes, scales), out) in chunks.zip(out.as_chunks_mut::<CHUNK>().0) {
+                store_all(&unpack(&whole(codes), whole(scales)), out);
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f")]
+fn tile<const M: usize>(cols: usize, x: &[f32], panel: &[f32], sums: &mut [f32]) {
+    let (x, w) = (split::<M>(x, cols), split::<TILE_OUTPUTS>(panel, cols));
+    let (sums, _) = sums.as_chunks_mut::<LANES>();
+    let (sums, _) = sums.as_chunks_mut::<TILE_OUTPUTS>();
+    let sums: &mut [_; M] = sums.first_chunk_mut().expect("a tile's sums");
+    let mut held = [[_mm512_setzero_ps(); TILE_OUTPUTS]; M];
+    for m in 0..M {
+        for r in 0..TILE_OUTPUTS {
+            held[m][r] = load(&sums[m][r]);
+        }
+    }
+    for i in 0..cols / LANES {
+        let w = [
+            load(&w[0][i]),
+            load(&w[1][i]),
+            load(&w[2][i]),
+            load(&w[3][i]),
+        ];
+        for m in 0..M {
+            let x = load(&x[m][i]);
+            for r in 0..TILE_OUTPUTS {
+                held[m][r] = _mm512_fmadd_ps(w[r], x, held[m][r]);
+            }
+        }
+    }
+    for m in 0..M {
+        for r in 0..TILE_OUTPUTS {
+            store(held[m][r], &mut sums[m][r]);
+        }
+    }
+}
+
+/// `R` rows of `cols` values, as vectors.
+#[inline(always)]
+fn split<const R: usize>(x: &[f32], cols: usize) -> [&[[f32; LANES]]; R] {
+    std::array::from_fn(|r| &x[r * cols..(r + 1) * cols].as_chunks().0[..cols / LANES])
+}
+
+#[target_feature(enable = "avx512f")]
+fn add_up(sums: &[f32], out: &mut [f32]) {
+    for (sums, out) in sums.as_chunks::<LANES>().0.iter().zip(out) {
+        *out = _mm512_reduce_add_ps(load(sums));
+    }
+}
+
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn load(x: &[f32; LANES]) -> __m512 {
+    // SAFETY: the array is exactly the 64 bytes read.
+    unsafe { _mm512_loadu_ps(x.as_ptr()) }
+}
+
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn load_bytes(x: &[u8; 64]) -> __m512i {
+    // SAFETY: the array is exactly the 64 bytes read.
+    unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }
+}
+
+/// 16 little-endian f32 of any alignment.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn load_floats(x: &[u8; 64]) -> __m512 {
+    _mm512_castsi512_ps(load_bytes(x))
+}
+
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn store(x: __m512, to: &mut [f32; LANES]) {
+    // SAFETY: the array is exactly the 64 bytes written.
+    unsafe { _mm512_storeu_ps(to.as_mut_ptr(), x) }
+}
+
+/// Vectors one after another into a chunk.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn store_all<const V: usize, const C: usize>(x: &[__m512; V], to: &mut [f32; C]) {
+    let to = to.as_chunks_mut().0;
+    for v in 0..V {
+        store(x[v], &mut to[v]);
+    }
+}

@@ -1,0 +1,87 @@
+//! x86-64: the proofs that a CPU has an instruction set, and the products that use it.
+//!
+//! Safety argument, once for the folder: `#[target_feature]` functions are reached only through
+//! [`Avx2`] and [`Avx512`], whose single constructor asks the CPU. Inside them arithmetic intrinsics
+//! are safe; the remaining `unsafe` is loads and stores of fixed-size arrays, where the type is the
+//! bound.
+
+mod avx2;
+mod avx512;
+
+/// Proof that this CPU has AVX2 and FMA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Avx2(());
+
+impl Avx2 {
+    /// Asks the CPU.
+    pub fn detect() -> Option<Self> {
+        (is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")).then_some(Avx2(()))
+    }
+}
+
+/// Proof that this CPU has AVX-512F (and AVX2 and FMA, as every such CPU).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Avx512(());
+
+impl Avx512 {
+    /// Asks the CPU.
+    pub fn detect() -> Option<Self> {
+        (is_x86_feature_detected!("avx512f") && Avx2::detect().is_some()).then_some(Avx512(()))
+    }
+}
+
+/// The columns of a chunk of `N` bfloat16 in summation order: even ones, then odd ones. A vector of
+/// 32-bit words holds both; one shift and one mask part them.
+const fn even_odd<const N: usize>() -> [u8; N] {
+    let mut order = [0; N];
+    let mut p = 0;
+    while p < N {
+        order[p] = ((p % (N / 2)) * 2 + p / (N / 2)) as u8;
+        p += 1;
+    }
+    order
+}
+
+/// `0, 1, 2, …`
+const fn in_order<const N: usize>() -> [u8; N] {
+    let mut order = [0; N];
+    let mut p = 0;
+    while p < N {
+        order[p] = p as u8;
+        p += 1;
+    }
+    order
+}
+
+// The helpers below stand outside `#[target_feature]` functions on purpose: a closure inside one
+// carries its features, and so is not inlined into a library function such as `array::from_fn`.
+
+/// Rows `i .. i + R` of a matrix of bytes.
+#[inline(always)]
+fn rows_of<const R: usize>(bytes: &[u8], i: usize, len: usize) -> [&[u8]; R] {
+    std::array::from_fn(|r| &bytes[(i + r) * len..(i + r + 1) * len])
+}
+
+/// The whole chunks of rows of one length.
+#[inline(always)]
+fn chunks_of<T, const C: usize, const R: usize>(rows: [&[T]; R]) -> [&[[T; C]]; R] {
+    let count = rows[0].len() / C;
+    rows.map(|row| &row.as_chunks().0[..count])
+}
+
+/// A chunk as it is, or its beginning and zeros: zero weights add nothing.
+#[inline(always)]
+fn whole<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    bytes
+        .first_chunk()
+        .copied()
+        .unwrap_or_else(|| padded(bytes))
+}
+
+/// The beginning of a chunk, zeros behind it.
+#[cold]
+fn padded<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    let mut chunk = [0; N];
+    chunk[..bytes.len()].copy_from_slice(bytes);
+    chunk
+}
