@@ -16,12 +16,12 @@ pub(super) fn product(w: Matrix<'_>, x: &[f32], y: &mut [&mut [f32]]) {
             y[i] = lanes::dot(&weights, x);
         }
     }
-    wide_product(w, x, y);
+    wide_product(w, &wide_rows(w), x, y);
 }
 
-/// Computes anew the outputs of the rows of `w` whose weights leave the range of f32.
-pub(super) fn wide_product(w: Matrix<'_>, x: &[f32], y: &mut [&mut [f32]]) {
-    for row in wide_rows(w) {
+/// Computes anew the outputs of those rows of `w` that [`wide_rows`] found.
+pub(super) fn wide_product(w: Matrix<'_>, rows: &[usize], x: &[f32], y: &mut [&mut [f32]]) {
+    for &row in rows {
         let weights = w.slice(row..row + 1);
         for (x, y) in x.chunks(w.cols()).zip(y.iter_mut()) {
             y[row] = wide_row(weights, x);
@@ -30,7 +30,7 @@ pub(super) fn wide_product(w: Matrix<'_>, x: &[f32], y: &mut [&mut [f32]]) {
 }
 
 /// The rows whose weights leave the range of f32.
-fn wide_rows(w: Matrix<'_>) -> Vec<usize> {
+pub(super) fn wide_rows(w: Matrix<'_>) -> Vec<usize> {
     let Weights::Mxfp4 { scales, .. } = w.weights else {
         return Vec::new();
     };

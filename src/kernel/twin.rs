@@ -74,9 +74,8 @@ pub(super) trait Twin: Copy + Send + Sync {
 }
 
 /// Activations in the order of a format's decoding, padded with zeros to whole chunks.
-#[derive(Default)]
 pub(super) struct Packed {
-    values: Vec<f32>,
+    values: Aligned,
     /// Rows.
     n: usize,
     /// Padded columns.
@@ -97,10 +96,17 @@ impl Packed {
             cols,
             block,
         };
-        packed.values.resize(n * cols, 0.0);
-        k.chunks(8 * n * cols, &mut packed.values, block * n, |b, out| {
+        let in_order = order.iter().enumerate().all(|(p, &c)| p == usize::from(c));
+        let out = packed.values.get(n * cols);
+        k.chunks(8 * n * cols, out, block * n, |b, out| {
             let rows = x.chunks(w.cols()).map(|x| &x[b * block..]);
             for (x, out) in rows.zip(out.chunks_mut(out.len() / n)) {
+                if in_order {
+                    let (values, rest) = out.split_at_mut(x.len().min(out.len()));
+                    values.copy_from_slice(&x[..values.len()]);
+                    rest.fill(0.0);
+                    continue;
+                }
                 let whole = x.chunks_exact(order.len());
                 let rest = whole.remainder();
                 let mut out = out.chunks_exact_mut(order.len());
@@ -127,7 +133,8 @@ impl Packed {
     #[inline(always)]
     pub(super) fn rows<const N: usize>(&self) -> [&[f32]; N] {
         debug_assert_eq!((self.n, self.block), (N, self.cols));
-        std::array::from_fn(|row| &self.values[row * self.cols..(row + 1) * self.cols])
+        let values = self.values.all();
+        std::array::from_fn(|row| &values[row * self.cols..(row + 1) * self.cols])
     }
 
     /// Columns of block `b`: the last one may be narrower.
@@ -137,16 +144,43 @@ impl Packed {
 
     /// Rows from `first` on in block `b`, `[.., width(b)]`.
     fn rows_of_block(&self, b: usize, first: usize) -> &[f32] {
-        &self.values[b * self.block * self.n + first * self.width(b)..]
+        &self.values.all()[b * self.block * self.n + first * self.width(b)..]
     }
 }
 
 /// Memory a thread keeps for its next call: allocating it anew costs a page fault for every 4 KB.
 #[derive(Default)]
 struct Scratch {
-    packed: Vec<f32>,
-    panel: Vec<f32>,
-    sums: Vec<f32>,
+    packed: Aligned,
+    panel: Aligned,
+    sums: Aligned,
+}
+
+/// Values that begin at a cache line: a vector of 64 bytes that straddles two costs twice.
+#[derive(Default)]
+struct Aligned {
+    values: Vec<f32>,
+    first: usize,
+}
+
+impl Aligned {
+    /// `len` values, whatever they were.
+    fn get(&mut self, len: usize) -> &mut [f32] {
+        const LINE: usize = 64;
+        self.values.resize(len + LINE / size_of::<f32>(), 0.0);
+        // `usize::MAX` where the address cannot be known (under Miri): alignment is only speed.
+        self.first = self
+            .values
+            .as_ptr()
+            .align_offset(LINE)
+            .min(LINE / size_of::<f32>());
+        &mut self.values[self.first..self.first + len]
+    }
+
+    /// What [`get`](Self::get) gave last, and something behind it.
+    fn all(&self) -> &[f32] {
+        &self.values[self.first..]
+    }
 }
 
 thread_local! {
@@ -171,12 +205,14 @@ pub(super) fn product<T: Twin>(
     raw: &[f32],
     y: &mut [&mut [f32]],
 ) {
+    // First, because it also brings the scales into cache.
+    let wide = scalar::wide_rows(w);
     if x.n <= T::FEW {
         twin.few(w, x, y);
     } else {
         many(twin, w, x, y);
     }
-    scalar::wide_product(w, raw, y);
+    scalar::wide_product(w, &wide, raw, y);
 }
 
 /// The many-row path.
@@ -215,12 +251,11 @@ fn panel<T: Twin>(
     let outputs = w.rows().next_multiple_of(TILE_OUTPUTS);
     let Scratch { panel, sums, .. } = scratch;
     let tile = TILE_OUTPUTS * T::LANES;
-    sums.clear();
-    sums.resize(y.len() * outputs * T::LANES, 0.0);
+    let sums = sums.get(y.len() * outputs * T::LANES);
+    sums.fill(0.0);
     for b in 0..x.cols.div_ceil(x.block) {
         let (start, cols) = (b * x.block, x.width(b));
-        panel.resize(outputs * T::PANEL_COLS, 0.0);
-        let panel = &mut panel[..outputs * cols];
+        let panel = panel.get(outputs * cols);
         for (row, out) in panel.chunks_mut(cols).enumerate() {
             if row < w.rows() {
                 twin.decode(w, row, start, out);

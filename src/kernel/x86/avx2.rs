@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Avx2, chunks_of, even_odd, in_order, padded, rows_of, whole};
+use super::{Avx2, ahead, chunks_of, in_order, padded, prefetch, rows_of, whole};
 use crate::kernel::matrix::{Matrix, Weights};
 use crate::kernel::mxfp4::{BF16_TABLES, BLOCK_BYTES};
 use crate::kernel::twin::{Format, Packed, TILE_OUTPUTS, Twin};
@@ -34,7 +34,7 @@ impl Twin for Avx2 {
 
     fn order(format: Format) -> &'static [u8] {
         match format {
-            Format::Bf16 => const { &even_odd::<16>() },
+            Format::Bf16 => const { &in_order::<16>() },
             Format::F32 => const { &in_order::<LANES>() },
             Format::Mxfp4 => &MXFP4,
         }
@@ -119,9 +119,11 @@ fn dots<const R: usize, const N: usize>(
 fn dots_bf16<const R: usize, const N: usize>(w: [&[u8]; R], x: [&[f32]; N]) -> [[__m256; N]; R] {
     let (whole, xs) = (w[0].len() / 32, chunks_of::<_, 16, N>(x));
     let chunks = chunks_of::<_, 32, R>(w);
+    let ahead = ahead(R, w[0].len());
     let mut sums = [[_mm256_setzero_ps(); N]; R];
     for i in 0..whole {
         for r in 0..R {
+            prefetch(&chunks[r][i], ahead);
             add_products(&widen(&chunks[r][i]), xs, i, &mut sums[r]);
         }
     }
@@ -163,9 +165,11 @@ fn dots_mxfp4<const R: usize, const N: usize>(
 ) -> [[__m256; N]; R] {
     let (whole, xs) = (codes[0].len() / 32, chunks_of::<_, CHUNK, N>(x));
     let (chunks, pairs) = (chunks_of::<_, 32, R>(codes), chunks_of::<_, 2, R>(scales));
+    let ahead = ahead(R, codes[0].len());
     let mut sums = [[_mm256_setzero_ps(); N]; R];
     for i in 0..whole {
         for r in 0..R {
+            prefetch(&chunks[r][i], ahead);
             let w = unpack(&chunks[r][i], pairs[r][i]);
             add_products(&w, xs, i, &mut sums[r]);
         }
@@ -197,13 +201,23 @@ fn add_products<const N: usize, const V: usize, const C: usize>(
     }
 }
 
-/// 16 bfloat16: the even ones, the odd ones.
+/// 16 bfloat16.
 #[target_feature(enable = "avx2,fma")]
 #[inline]
 fn widen(w: &[u8; 32]) -> [__m256; 2] {
-    widen_words(load_bytes(w))
+    let w = load_bytes(w);
+    let halves = [_mm256_castsi256_si128(w), _mm256_extracti128_si256::<1>(w)];
+    let words = [
+        _mm256_cvtepu16_epi32(halves[0]),
+        _mm256_cvtepu16_epi32(halves[1]),
+    ];
+    [
+        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words[0])),
+        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words[1])),
+    ]
 }
 
+/// 16 bfloat16 as the even and the odd ones: a vector of 32-bit words holds both.
 #[target_feature(enable = "avx2,fma")]
 #[inline]
 fn widen_words(w: __m256i) -> [__m256; 2] {

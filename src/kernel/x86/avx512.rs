@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Avx512, chunks_of, even_odd, in_order, padded, rows_of, whole};
+use super::{Avx512, ahead, chunks_of, in_order, padded, prefetch, rows_of, whole};
 use crate::kernel::matrix::{Matrix, Weights};
 use crate::kernel::mxfp4::VALUES;
 use crate::kernel::twin::{Format, Packed, TILE_OUTPUTS, Twin};
@@ -27,12 +27,12 @@ const MXFP4: [u8; CHUNK] = {
 impl Twin for Avx512 {
     const LANES: usize = LANES;
     const TILE_ROWS: usize = 6;
-    const PANEL_COLS: usize = 1024;
+    const PANEL_COLS: usize = 512;
     const FEW: usize = 4;
 
     fn order(format: Format) -> &'static [u8] {
         match format {
-            Format::Bf16 => const { &even_odd::<32>() },
+            Format::Bf16 => const { &in_order::<32>() },
             Format::F32 => const { &in_order::<LANES>() },
             Format::Mxfp4 => &MXFP4,
         }
@@ -122,9 +122,11 @@ fn dots<const R: usize, const N: usize>(
 fn dots_bf16<const R: usize, const N: usize>(w: [&[u8]; R], x: [&[f32]; N]) -> [[__m512; N]; R] {
     let (whole, xs) = (w[0].len() / 64, chunks_of::<_, 32, N>(x));
     let chunks = chunks_of::<_, 64, R>(w);
+    let ahead = ahead(R, w[0].len());
     let mut sums = [[_mm512_setzero_ps(); N]; R];
     for i in 0..whole {
         for r in 0..R {
+            prefetch(&chunks[r][i], ahead);
             add_products(&widen(&chunks[r][i]), xs, i, &mut sums[r]);
         }
     }
@@ -166,9 +168,11 @@ fn dots_mxfp4<const R: usize, const N: usize>(
 ) -> [[__m512; N]; R] {
     let (whole, xs) = (codes[0].len() / 64, chunks_of::<_, CHUNK, N>(x));
     let (chunks, fours) = (chunks_of::<_, 64, R>(codes), chunks_of::<_, 4, R>(scales));
+    let ahead = ahead(R, codes[0].len());
     let mut sums = [[_mm512_setzero_ps(); N]; R];
     for i in 0..whole {
         for r in 0..R {
+            prefetch(&chunks[r][i], ahead);
             let w = unpack(&chunks[r][i], fours[r][i]);
             add_products(&w, xs, i, &mut sums[r]);
         }
@@ -200,16 +204,19 @@ fn add_products<const N: usize, const V: usize, const C: usize>(
     }
 }
 
-/// 32 bfloat16: the even ones, the odd ones.
+/// 32 bfloat16.
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn widen(w: &[u8; 64]) -> [__m512; 2] {
     let w = load_bytes(w);
-    let odd = _mm512_and_si512(w, _mm512_set1_epi32(0xffff_0000_u32.cast_signed()));
-    [
-        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(w)),
-        _mm512_castsi512_ps(odd),
-    ]
+    let (first, second) = (_mm512_castsi512_si256(w), _mm512_extracti64x4_epi64::<1>(w));
+    [widen_half(first), widen_half(second)]
+}
+
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn widen_half(w: __m256i) -> __m512 {
+    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(w)))
 }
 
 /// 128 weights: per vector a shift, a table look-up by the lowest four bits, and the scale.

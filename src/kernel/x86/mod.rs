@@ -30,18 +30,6 @@ impl Avx512 {
     }
 }
 
-/// The columns of a chunk of `N` bfloat16 in summation order: even ones, then odd ones. A vector of
-/// 32-bit words holds both; one shift and one mask part them.
-const fn even_odd<const N: usize>() -> [u8; N] {
-    let mut order = [0; N];
-    let mut p = 0;
-    while p < N {
-        order[p] = ((p % (N / 2)) * 2 + p / (N / 2)) as u8;
-        p += 1;
-    }
-    order
-}
-
 /// `0, 1, 2, …`
 const fn in_order<const N: usize>() -> [u8; N] {
     let mut order = [0; N];
@@ -51,6 +39,22 @@ const fn in_order<const N: usize>() -> [u8; N] {
         p += 1;
     }
     order
+}
+
+/// How far ahead of use `R` rows of `len` bytes, read side by side, are asked for. Short rows end
+/// before the CPU's own prefetcher has understood them, so the next `R` rows are fetched while these
+/// are used; along a long row a fixed distance does.
+#[inline(always)]
+fn ahead(rows: usize, len: usize) -> usize {
+    if len < 4096 { rows * len } else { 2048 }
+}
+
+/// Asks for the line `ahead` bytes behind `at`.
+#[inline(always)]
+fn prefetch<const N: usize>(at: &[u8; N], ahead: usize) {
+    let line = at.as_ptr().wrapping_add(ahead).cast();
+    // SAFETY: a prefetch reads nothing into the program and faults at no address.
+    unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line) }
 }
 
 // The helpers below stand outside `#[target_feature]` functions on purpose: a closure inside one
