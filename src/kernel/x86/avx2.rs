@@ -52,13 +52,7 @@ impl Twin for Avx2 {
 
     fn tile(self, rows: usize, cols: usize, x: &[f32], panel: &[f32], sums: &mut [f32]) {
         // SAFETY: `self` exists, so `detect` found AVX2 and FMA.
-        unsafe {
-            match rows {
-                1 => tile::<1>(cols, x, panel, sums),
-                2 => tile::<2>(cols, x, panel, sums),
-                _ => tile::<3>(cols, x, panel, sums),
-            }
-        }
+        unsafe { tile_of(rows, cols, x, panel, sums) }
     }
 
     fn add_up(self, sums: &[f32], out: &mut [f32]) {
@@ -291,6 +285,15 @@ fn decode(w: Matrix<'_>, row: usize, first: usize, out: &mut [f32]) {
                 store_all(&unpack(&whole(codes), whole(scales)), out);
             }
         }
+    }
+}
+
+#[target_feature(enable = "avx2,fma")]
+fn tile_of(rows: usize, cols: usize, x: &[f32], panel: &[f32], sums: &mut [f32]) {
+    match rows {
+        1 => tile::<1>(cols, x, panel, sums),
+        2 => tile::<2>(cols, x, panel, sums),
+        _ => tile::<3>(cols, x, panel, sums),
     }
 }
 

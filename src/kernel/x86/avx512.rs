@@ -50,16 +50,7 @@ impl Twin for Avx512 {
 
     fn tile(self, rows: usize, cols: usize, x: &[f32], panel: &[f32], sums: &mut [f32]) {
         // SAFETY: `self` exists, so `detect` found AVX-512F.
-        unsafe {
-            match rows {
-                1 => tile::<1>(cols, x, panel, sums),
-                2 => tile::<2>(cols, x, panel, sums),
-                3 => tile::<3>(cols, x, panel, sums),
-                4 => tile::<4>(cols, x, panel, sums),
-                5 => tile::<5>(cols, x, panel, sums),
-                _ => tile::<6>(cols, x, panel, sums),
-            }
-        }
+        unsafe { tile_of(rows, cols, x, panel, sums) }
     }
 
     fn add_up(self, sums: &[f32], out: &mut [f32]) {
@@ -276,6 +267,18 @@ fn decode(w: Matrix<'_>, row: usize, first: usize, out: &mut [f32]) {
                 store_all(&unpack(&whole(codes), whole(scales)), out);
             }
         }
+    }
+}
+
+#[target_feature(enable = "avx512f")]
+fn tile_of(rows: usize, cols: usize, x: &[f32], panel: &[f32], sums: &mut [f32]) {
+    match rows {
+        1 => tile::<1>(cols, x, panel, sums),
+        2 => tile::<2>(cols, x, panel, sums),
+        3 => tile::<3>(cols, x, panel, sums),
+        4 => tile::<4>(cols, x, panel, sums),
+        5 => tile::<5>(cols, x, panel, sums),
+        _ => tile::<6>(cols, x, panel, sums),
     }
 }
 

@@ -5,6 +5,11 @@
 //! are safe; the remaining `unsafe` is loads and stores of fixed-size arrays, where the type is the
 //! bound.
 
+#![expect(
+    clippy::needless_range_loop,
+    reason = "several arrays share each index"
+)]
+
 mod avx2;
 mod avx512;
 
