@@ -3,6 +3,8 @@
 //! Written from the source text, not from a parsed number: an id of twenty digits in a tool's
 //! arguments must reach the model with all of them, and a value kept as `f64` has lost some.
 
+use std::collections::HashMap;
+
 use serde_json::Value;
 
 /// JSON that was checked before, with its numbers as they were written.
@@ -23,10 +25,10 @@ pub(super) fn tight_sorted(value: &Value) -> String {
     out
 }
 
-/// An object's members with their kind and value, spelled with `", "` and `": "`; a string's value
-/// is its text. `None` where the text is not JSON; an empty name where it is not an object.
+/// What a tool call's arguments are.
 pub(super) enum Arguments {
-    /// Name, kind and spelled value of each, in the given order.
+    /// Name, kind and value of each, in the given order. A string's value is its text, others are
+    /// spelled with `", "` and `": "`.
     Members(Vec<(String, &'static str, String)>),
     /// The text is JSON, but not an object.
     NotAnObject,
@@ -146,12 +148,14 @@ impl Reader<'_> {
             }
             Some('{') => {
                 let mut members: Vec<(String, Json)> = Vec::new();
+                let mut places = HashMap::new();
                 self.members(|reader| {
                     let key = reader.string();
                     reader.take(); // the colon
                     let value = reader.value();
                     // Of equal keys the last value counts, at the first one's place.
-                    match members.iter_mut().find(|member| member.0 == key) {
+                    let place = *places.entry(key.clone()).or_insert(members.len());
+                    match members.get_mut(place) {
                         Some(member) => member.1 = value,
                         None => members.push((key, value)),
                     }

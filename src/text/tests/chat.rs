@@ -1,3 +1,6 @@
+use std::time::Duration;
+use std::time::Instant;
+
 use serde_json::Value;
 use serde_json::json;
 
@@ -317,6 +320,15 @@ fn arguments_keep_their_order_and_need_not_be_json() {
             "messages[0].tool_calls[0].function.arguments: must be a JSON object"
         );
     }
+}
+
+#[test]
+fn a_hundred_thousand_arguments_end_in_bounded_time() {
+    let members: Vec<String> = (0..100_000).map(|n| format!("\"{n:06}\":{n}")).collect();
+    let start = Instant::now();
+    let text = call(format!("{{{}}}", members.join(",")).into()).unwrap();
+    assert_eq!(text.matches("type=\"number\"").count(), 100_000);
+    assert!(start.elapsed() < Duration::from_secs(10));
 }
 
 #[test]
