@@ -1,6 +1,6 @@
-//! The test hub by hand: `cargo run --example testhub -- FOLDER ORG/NAME`.
+//! The test hub by hand: `cargo run --example testhub -- FOLDER ORG/NAME [plain]`.
 //!
-//! Prints its address and serves until it is stopped.
+//! Prints its address and serves until it is stopped. `plain` leaves out the offer of Xet.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -12,7 +12,11 @@ fn main() {
         println!("usage: testhub FOLDER ORG/NAME");
         return;
     };
-    let hub = support::TestHub::folder(&repo, &folder);
+    let config = support::Config {
+        xet: words.next().as_deref() != Some("plain"),
+        ..support::Config::default()
+    };
+    let hub = support::TestHub::with(config, vec![support::Repo::folder(&repo, &folder)]);
     println!("{}", hub.url());
     println!("commit {}", hub.commit(&repo));
     loop {

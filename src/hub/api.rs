@@ -16,6 +16,7 @@ use super::Snapshot;
 use super::address;
 use super::headers;
 use super::http::HttpSource;
+use super::http::Question;
 use super::http::small_body;
 use super::net::Net;
 use super::net::count;
@@ -100,7 +101,7 @@ impl HttpSource {
     async fn api(&self, net: &Net, mut url: Url) -> Result<(Vec<u8>, Option<Url>), HubError> {
         let asked = url.clone();
         for _ in 0..super::http::HOPS_MAX {
-            let response = self.ask(net, &url, false, None).await?;
+            let response = self.ask(net, Question::get(&url)).await?;
             if response.status().is_redirection() {
                 url = headers::location(&url, response.headers())
                     .map_err(|why| broken(&asked, why))?;

@@ -87,17 +87,26 @@ impl HttpSource {
     }
 
     /// One request to the hub, made again while that may help. Any 2xx or 3xx comes back, and
-    /// whatever status `spare` names.
+    /// the status that the question spares.
     pub(super) async fn ask(
         &self,
         net: &Net,
-        url: &Url,
-        head: bool,
-        spare: Option<StatusCode>,
+        question: Question<'_>,
     ) -> Result<Response, HubError> {
+        let Question {
+            url,
+            head,
+            spare,
+            patience,
+        } = question;
         let mut last = String::new();
         let attempts = net.timing.attempts.max(1);
         for attempt in 1..=attempts {
+            let pause = self.gate.remaining(net.clock.as_ref());
+            if patience.is_some_and(|patience| pause > patience) {
+                let why = format!("it asked for a pause of {} s", pause.as_secs());
+                return Err(unreachable(url, attempt, why));
+            }
             self.gate.pass(net.clock.as_ref()).await;
             self.count_request(net, url);
             let ask = Ask {
@@ -277,6 +286,28 @@ impl HttpSource {
             line
         } else {
             format!("{line}: {clean}")
+        }
+    }
+}
+
+/// What is asked of a hub.
+#[derive(Clone, Copy)]
+pub(super) struct Question<'a> {
+    pub(super) url: &'a Url,
+    pub(super) head: bool,
+    /// A refusal that is an answer.
+    pub(super) spare: Option<StatusCode>,
+    /// Longest pause to wait for; `None` for any.
+    pub(super) patience: Option<Duration>,
+}
+
+impl<'a> Question<'a> {
+    pub(super) fn get(url: &'a Url) -> Self {
+        Question {
+            url,
+            head: false,
+            spare: None,
+            patience: None,
         }
     }
 }

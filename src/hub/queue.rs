@@ -32,17 +32,17 @@ pub(super) struct Queue {
 }
 
 /// A span with a lane.
-pub(super) struct Running {
-    pub(super) source: usize,
-    pub(super) control: Arc<Control>,
-    pub(super) meter: Arc<Meter>,
-    pub(super) partial: Arc<Mutex<Partial>>,
-    pub(super) length: u64,
+struct Running {
+    source: usize,
+    control: Arc<Control>,
+    meter: Arc<Meter>,
+    partial: Arc<Mutex<Partial>>,
+    length: u64,
 }
 
 /// What to do next.
 pub(super) enum Next {
-    Start(Job, usize),
+    Start(Job, usize, Arc<Meter>),
     /// No source is left to ask.
     Fail(Job),
     Nothing,
@@ -120,8 +120,8 @@ impl Queue {
                 let Some(source) = source else {
                     return Next::Fail(job);
                 };
-                self.lanes[source].busy += 1;
-                return Next::Start(job, source);
+                let meter = self.start(&job, source);
+                return Next::Start(job, source, meter);
             }
             if !self.waiting[class as usize].is_empty() {
                 if class == Class::Demand {
@@ -154,8 +154,19 @@ impl Queue {
         }
     }
 
-    pub(super) fn started(&mut self, id: u64, running: Running) {
-        self.running.insert(id, running);
+    /// Takes a lane.
+    fn start(&mut self, job: &Job, source: usize) -> Arc<Meter> {
+        let meter = Arc::new(Meter::new());
+        self.lanes[source].busy += 1;
+        let running = Running {
+            source,
+            control: Arc::clone(&job.control),
+            meter: Arc::clone(&meter),
+            partial: Arc::clone(&job.partial),
+            length: job.span.range.len(),
+        };
+        self.running.insert(job.id, running);
+        meter
     }
 
     /// Gives the lane back.

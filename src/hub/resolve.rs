@@ -26,6 +26,7 @@ use super::headers;
 use super::headers::ETag;
 use super::http::HOPS_MAX;
 use super::http::HttpSource;
+use super::http::Question;
 use super::net::Net;
 use crate::terms::Digest;
 
@@ -45,6 +46,17 @@ pub(super) struct Resolved {
     fresh_until: Duration,
     /// Tells one answer from the next.
     pub(super) generation: u64,
+}
+
+/// What is to be found.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted<'a> {
+    pub(super) snapshot: &'a Snapshot,
+    pub(super) path: &'a str,
+    /// An answer that no longer works.
+    pub(super) stale: Option<u64>,
+    /// How long a pause the hub asked for is waited for; `None` for as long as it takes.
+    pub(super) patience: Option<Duration>,
 }
 
 /// One answer, behind a lock that is held while it is asked for: whoever needs it meanwhile waits
@@ -115,14 +127,18 @@ impl Gathered {
 }
 
 impl HttpSource {
-    /// Where `path` is. `stale` names an answer that no longer works.
+    /// Where a file is.
     pub(super) async fn resolve(
         &self,
         net: &Net,
-        snapshot: &Snapshot,
-        path: &str,
-        stale: Option<u64>,
+        wanted: Wanted<'_>,
     ) -> Result<Arc<Resolved>, HubError> {
+        let Wanted {
+            snapshot,
+            path,
+            stale,
+            ..
+        } = wanted;
         let slot = self.resolutions.slot(snapshot, path);
         let mut slot = slot.lock().await;
         if let Some(known) = slot.as_ref() {
@@ -135,7 +151,7 @@ impl HttpSource {
             what: path.to_owned(),
             place: format!("{} at {}", snapshot.repo, snapshot.commit),
         })?;
-        let resolved = Arc::new(self.resolve_anew(net, snapshot, path, facts).await?);
+        let resolved = Arc::new(self.resolve_anew(net, wanted, facts).await?);
         *slot = Some(Arc::clone(&resolved));
         Ok(resolved)
     }
@@ -143,17 +159,21 @@ impl HttpSource {
     async fn resolve_anew(
         &self,
         net: &Net,
-        snapshot: &Snapshot,
-        path: &str,
+        wanted: Wanted<'_>,
         facts: &FileFacts,
     ) -> Result<Resolved, HubError> {
+        let Wanted { snapshot, path, .. } = wanted;
         let asked = self.resolve_url(snapshot, path);
         let mut url = asked.clone();
         let mut gathered = Gathered::default();
         for _ in 0..HOPS_MAX {
-            let response = self
-                .ask(net, &url, true, Some(StatusCode::NOT_FOUND))
-                .await?;
+            let question = Question {
+                url: &url,
+                head: true,
+                spare: Some(StatusCode::NOT_FOUND),
+                patience: wanted.patience,
+            };
+            let response = self.ask(net, question).await?;
             let headers = response.headers();
             if response.status() == StatusCode::NOT_FOUND {
                 let hub =
@@ -272,9 +292,11 @@ impl HttpSource {
         let mut url = asked.clone();
         let mut commit = false;
         for _ in 0..HOPS_MAX {
-            let response = self
-                .ask(net, &url, false, Some(StatusCode::NOT_FOUND))
-                .await?;
+            let question = Question {
+                spare: Some(StatusCode::NOT_FOUND),
+                ..Question::get(&url)
+            };
+            let response = self.ask(net, question).await?;
             let headers = response.headers();
             commit |= headers.contains_key("x-repo-commit");
             if response.status() == StatusCode::NOT_FOUND {

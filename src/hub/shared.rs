@@ -18,7 +18,6 @@ use super::job::Job;
 use super::net::Net;
 use super::queue::Next;
 use super::queue::Queue;
-use super::queue::Running;
 use super::queue::hopeless;
 use super::source::Source;
 use super::span::Errand;
@@ -50,31 +49,21 @@ impl Shared {
                     self.threads
                         .spawn(async move { job.deliver.call(Err(error)) });
                 }
-                Next::Start(job, source) => {
+                Next::Start(job, source, meter) => {
                     let shared = Arc::clone(self);
-                    self.threads.spawn(shared.run(job, source));
+                    self.threads.spawn(shared.run(job, source, meter));
                 }
             }
         }
     }
 
-    async fn run(self: Arc<Self>, mut job: Job, source: usize) {
-        let meter = Arc::new(Meter::new());
-        job.control.resume();
-        let running = Running {
-            source,
-            control: Arc::clone(&job.control),
-            meter: Arc::clone(&meter),
-            partial: Arc::clone(&job.partial),
-            length: job.span.range.len(),
-        };
+    async fn run(self: Arc<Self>, mut job: Job, source: usize, meter: Arc<Meter>) {
         let mut lane = Lane {
             shared: Arc::clone(&self),
             id: job.id,
             source,
             delivered: false,
         };
-        self.queue().started(job.id, running);
         let errand = Errand {
             shared: &self,
             job: &job,
@@ -94,7 +83,10 @@ impl Shared {
                 self.requeue(job);
             }
             None if job.control.cancelled() => drop(job),
-            None => self.requeue(job),
+            None => {
+                job.control.resume();
+                self.requeue(job);
+            }
         }
         self.pump();
     }

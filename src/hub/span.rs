@@ -24,6 +24,7 @@ use super::job::Partial;
 use super::net::Net;
 use super::net::count;
 use super::resolve::Resolved;
+use super::resolve::Wanted;
 use super::shared::Shared;
 use super::source::Kind;
 use super::transfer::Attempt;
@@ -192,20 +193,15 @@ impl Errand<'_> {
         let mut stale = None;
         let mut role = Role::Content;
         loop {
-            if http.gate.remaining(self.net().clock.as_ref()) > PATIENCE
-                && self.shared.others(self.job, self.source)
-            {
-                let url = http.resolve_url(&self.job.snapshot, &self.job.span.file);
-                let why = "it asked for a pause".to_owned();
-                return Err(Stop::Elsewhere(unreachable(&url, troubles.requests, why)));
-            }
+            let others = self.shared.others(self.job, self.source);
+            let wanted = Wanted {
+                snapshot: &self.job.snapshot,
+                path: &self.job.span.file,
+                stale: stale.take(),
+                patience: others.then_some(PATIENCE),
+            };
             let resolved = http
-                .resolve(
-                    self.net(),
-                    &self.job.snapshot,
-                    &self.job.span.file,
-                    stale.take(),
-                )
+                .resolve(self.net(), wanted)
                 .await
                 .map_err(|e| self.blame(e))?;
             self.take_over(&resolved, facts);
@@ -289,8 +285,12 @@ impl Errand<'_> {
                         }
                     }
                 },
-                () = self.meter.slow.notified() => {
-                    return Err(Trouble::Again { why: "too slow".to_owned() });
+                () = self.meter.slow.notified(), if first_failed.is_none() => {
+                    let trouble = Trouble::Again { why: "too slow".to_owned() };
+                    if !self.meter.hedged.load(Relaxed) || second_failed {
+                        return Err(trouble);
+                    }
+                    first_failed = Some(trouble);
                 }
             }
         }

@@ -315,8 +315,7 @@ impl Attempt<'_> {
             let arrived = chunk.len() as u64;
             self.count(arrived).await?;
             if arrived > missing && !body.cut {
-                let why = "the body is longer than its range".to_owned();
-                return Err(Trouble::Mismatch { why });
+                return Err(self.too_long(partial));
             }
             let used = arrived.min(missing);
             #[expect(clippy::cast_possible_truncation, reason = "no longer than the chunk")]
@@ -329,10 +328,16 @@ impl Attempt<'_> {
         // Reading to the very end lets the connection be used again, and shows extra bytes where
         // no length was declared.
         match timeout(Duration::from_millis(500), response.chunk()).await {
-            Ok(Ok(Some(extra))) if !extra.is_empty() => Err(Trouble::Mismatch {
-                why: "the body is longer than its range".to_owned(),
-            }),
+            Ok(Ok(Some(extra))) if !extra.is_empty() => Err(self.too_long(partial)),
             _ => Ok(()),
+        }
+    }
+
+    /// A server that miscounts the end may have miscounted the start.
+    fn too_long(&self, partial: &Mutex<Partial>) -> Trouble {
+        self.waste(lock(partial).clear());
+        Trouble::Mismatch {
+            why: "the body is longer than its range".to_owned(),
         }
     }
 

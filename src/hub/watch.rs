@@ -195,6 +195,8 @@ pub(super) struct Lanes {
     speed_at_change: f64,
     best: f64,
     best_at: Instant,
+    /// How many lanes were open when throughput was best.
+    best_lanes: usize,
     first_use: Option<Instant>,
     full_since: Option<Instant>,
     past: VecDeque<(Instant, u64)>,
@@ -214,6 +216,7 @@ impl Lanes {
             speed_at_change: 0.0,
             best: 0.0,
             best_at: now,
+            best_lanes: 0,
             first_use: None,
             full_since: None,
             past: VecDeque::new(),
@@ -264,6 +267,7 @@ impl Lanes {
         if lately > self.best || now - self.best_at > timing.warm {
             self.best = lately;
             self.best_at = now;
+            self.best_lanes = self.limit;
         }
         let held = self.hold_until.is_some_and(|until| now < until);
         if !held && waiting && now - self.changed >= timing.tick {
@@ -301,16 +305,22 @@ impl Lanes {
         (!just).then(|| self.halve(timing))
     }
 
-    /// Half the lanes, for a minute; and not as many as now for ten.
+    /// Half the lanes, for a minute; and for ten no more than when throughput was best.
     pub(super) fn halve(&mut self, timing: &Timing) -> usize {
         let now = Instant::now();
-        self.ceiling = Some((self.limit.saturating_sub(1).max(1), now + timing.warm * 10));
-        self.limit = (self.limit / 2).max(1);
+        let fewer = self.limit.saturating_sub(1).max(1);
+        let ceiling = match self.best_lanes {
+            0 => fewer,
+            best => best.min(fewer),
+        };
+        self.ceiling = Some((ceiling, now + timing.warm * 10));
+        self.limit = (self.limit / 2).clamp(1, ceiling);
         self.hold_until = Some(now + timing.warm);
         self.halved = Some(now);
         self.changed = now;
         self.speed_at_change = 0.0;
         self.best = 0.0;
+        self.best_lanes = 0;
         self.full_since = None;
         self.limit
     }

@@ -75,6 +75,8 @@ pub struct Config {
     pub share: bool,
     /// Whether addresses on the CDN are signed at all.
     pub signed: bool,
+    /// Whether replies offer the other protocol large files can be had by.
+    pub xet: bool,
 }
 
 impl Default for Config {
@@ -89,6 +91,7 @@ impl Default for Config {
             signature_lasts: 3600,
             share: false,
             signed: true,
+            xet: true,
         }
     }
 }
@@ -197,6 +200,20 @@ impl State {
         }
     }
 
+    /// Bytes to send at a time: few on a slow link, so that it trickles rather than gulps.
+    pub fn piece(&self, listener: Listener, own: Option<u64>) -> u64 {
+        let throttle = *self.throttle.lock().unwrap();
+        let cdn = listener == Listener::Cdn;
+        let collapsed = throttle.collapse.map(|(_, rate)| rate);
+        let shared = [throttle.per_connection, throttle.total, collapsed]
+            .into_iter()
+            .flatten();
+        match shared.filter(|_| cdn).chain(own).min() {
+            Some(rate) => (rate / 100).clamp(1, 64 << 10),
+            None => 64 << 10,
+        }
+    }
+
     /// Waits until `bytes` may go out.
     pub async fn pace(&self, listener: Listener, bytes: u64, own: Option<u64>) {
         let throttle = *self.throttle.lock().unwrap();
@@ -222,7 +239,10 @@ impl State {
             };
             if let Some(rate) = total {
                 let mut free_at = self.free_at.lock().unwrap();
-                *free_at = (*free_at).max(Instant::now()) + seconds(rate);
+                // A timer's grain is a millisecond; what it oversleeps may be made up for.
+                let grain = Duration::from_millis(5);
+                let now = Instant::now();
+                *free_at = (*free_at).max(now.checked_sub(grain).unwrap_or(now)) + seconds(rate);
                 until = until.max(*free_at);
             }
         }

@@ -338,10 +338,12 @@ fn resolve_file(
             "<{}/api/models/{name}/xet-read-token/{commit}>; rel=\"xet-auth\"",
             state.url(Listener::Hub)
         );
-        reply = reply
-            .with("X-Linked-ETag", format!("\"{}\"", file.sha256))
-            .with("X-Xet-Hash", file.sha256.clone())
-            .with("Link", xet);
+        reply = reply.with("X-Linked-ETag", format!("\"{}\"", file.sha256));
+        if state.config.xet {
+            reply = reply
+                .with("X-Xet-Hash", file.sha256.clone())
+                .with("Link", xet);
+        }
     }
     reply.unmeasured = personality == Personality::HfMirror && request.method == "HEAD";
     reply

@@ -335,8 +335,7 @@ fn disturb(fault: Fault, request: &Request, reply: &mut Reply, plan: &mut Plan) 
         Fault::ContentRange(value) => reply.set("Content-Range", &value),
         Fault::Status(status, headers, body) => {
             reply.status = status;
-            reply.set("Content-Range", "");
-            reply.set("Location", "");
+            reply.headers.retain(|(name, _)| name == "Date");
             for (name, value) in headers {
                 reply.set(&name, &value);
             }
@@ -379,7 +378,10 @@ async fn send_body(
     let stop = plan.stop.unwrap_or(u64::MAX).min(length);
     let mut at = 0;
     while at < stop {
-        let most = plan.drip.map_or(64 << 10, |(bytes, _)| bytes as u64);
+        let most = match plan.drip {
+            Some((bytes, _)) => bytes as u64,
+            None => state.piece(listener, plan.rate),
+        };
         let n = most.min(stop - at);
         let mut bytes = body.read(at, usize::try_from(n).unwrap(), plan.shift);
         spoil(&mut bytes, at, plan);
