@@ -3,6 +3,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
+#[path = "golden/faults.rs"]
+mod faults;
 #[path = "golden/folder.rs"]
 mod folder;
 #[path = "golden/goldens.rs"]

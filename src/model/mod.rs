@@ -20,6 +20,9 @@ mod rows;
 mod sequence;
 mod weights;
 
+#[cfg(test)]
+mod tests;
+
 pub use self::error::ModelError;
 pub use self::forward::Model;
 pub use self::ports::CoreLease;

@@ -201,6 +201,12 @@ impl Latents {
         LatentView::new(&self.blocks, self.width)
     }
 
+    /// Values it has room for.
+    #[cfg(test)]
+    pub(super) fn values(&self) -> usize {
+        self.blocks.iter().map(|block| block.len()).sum()
+    }
+
     /// How many values of each block positions below `len` take.
     fn used(&self, len: usize) -> impl Iterator<Item = usize> + use<> {
         let width = self.width;
