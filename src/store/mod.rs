@@ -41,6 +41,8 @@ use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use bytes::Bytes;
+use serde::Deserialize;
+use serde::Serialize;
 
 use crate::terms::RepoId;
 use crate::terms::Revision;
@@ -93,7 +95,8 @@ use self::index::Index;
 use self::ledger::Gate;
 
 /// How many expert bytes may lie on disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Budget {
     /// At most this many, over all models of the home that have no limit of their own lifted.
     Limit(u64),

@@ -6,7 +6,10 @@ use std::path::Path;
 use serde::Deserialize;
 use serde::Serialize;
 
+use super::Budget;
+use super::Store;
 use super::disk::Disk;
+use super::disk::RealDisk;
 use super::disk::read_file;
 use super::disk::write_file;
 use super::error::StoreError;
@@ -15,12 +18,12 @@ use super::error::StoreError;
 /// which models are installed without a limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
-    /// Budget in bytes; none is unlimited.
-    #[serde(default)]
-    pub budget: Option<u64>,
-    /// Bytes of free disk that experts never touch.
-    #[serde(default)]
-    pub reserve: u64,
+    /// The budget somebody chose, if anybody did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget: Option<Budget>,
+    /// Bytes of free disk that experts never touch, if somebody chose.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reserve: Option<u64>,
     /// Models that do not count against the budget, as `ORG--NAME/COMMIT`.
     #[serde(default)]
     pub unlimited: BTreeSet<String>,
@@ -41,5 +44,30 @@ impl Settings {
         let failed = |e| StoreError::io("write", &path, e);
         let text = serde_json::to_vec_pretty(self).map_err(|e| failed(e.into()))?;
         write_file(disk, &path, &text).map_err(failed)
+    }
+}
+
+impl Store {
+    /// What was set last for the store in this folder, which need not exist yet.
+    pub fn settings(home: &Path) -> Settings {
+        Settings::read(&RealDisk, home)
+    }
+
+    /// Remembers what somebody chose, for later processes; `None` leaves what was chosen before.
+    ///
+    /// # Errors
+    ///
+    /// If another process holds the lock for too long, or the disk refuses.
+    pub fn remember(&self, budget: Option<Budget>, reserve: Option<u64>) -> Result<(), StoreError> {
+        let entered = self.inner.enter(super::budget::GATE_WAIT)?;
+        let mut settings = Settings::read(&*self.inner.disk, &self.inner.home);
+        let before = settings.clone();
+        settings.budget = budget.or(settings.budget);
+        settings.reserve = reserve.or(settings.reserve);
+        if settings != before {
+            settings.write(&*self.inner.disk, &self.inner.home)?;
+        }
+        drop(entered);
+        Ok(())
     }
 }

@@ -1,0 +1,394 @@
+//! Experts on demand: memory, disk and hub behind the forward pass's port.
+//!
+//! This is the one place where store and hub meet. Experts are handed over in ARRIVAL order, straight
+//! from memory; writing them to disk happens behind, on a thread of its own.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc;
+use std::time::Duration;
+use std::time::Instant;
+
+use bytes::Bytes;
+
+use super::ResidencyError;
+use super::core::MappedCore;
+use super::core::MappedPart;
+use super::fetch::Fetched;
+use super::meter::Meter;
+use super::meter::Origin;
+use super::open::Opened;
+use super::writer::Writer;
+use crate::hub::Class;
+use crate::hub::Ticket;
+use crate::model::CoreSupply;
+use crate::model::ExpertSupply;
+use crate::store::CoreState;
+use crate::store::Lookup;
+use crate::store::Slot;
+use crate::store::Waited;
+use crate::terms::CorePart;
+use crate::terms::ExpertKey;
+
+/// How often a wait looks up to see whether somebody asked to stop.
+const STOP_CHECK: Duration = Duration::from_millis(50);
+/// How long another process may take over an expert before it is fetched a second time.
+const OTHERS: Duration = Duration::from_secs(60);
+/// Experts read from disk at once.
+const DISK_READS: usize = 8;
+
+/// The weights of one opened model.
+#[derive(Clone, Debug)]
+pub struct Supply(Arc<Inner>);
+
+struct Inner {
+    opened: Opened,
+    core: MappedCore,
+    readers: rayon::ThreadPool,
+    writer: Writer,
+    used: Mutex<Vec<ExpertKey>>,
+    /// Where each core part lies, once known.
+    core_paths: Mutex<HashMap<CorePart, std::path::PathBuf>>,
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Supply")
+            .field("opened", &self.opened)
+            .finish_non_exhaustive()
+    }
+}
+
+/// An expert's bytes, in the order w1, w2, w3 (packed before scale).
+#[derive(Clone, Debug)]
+pub struct ExpertBytes(Bytes);
+
+impl AsRef<[u8]> for ExpertBytes {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// What reached the forward pass.
+struct Arrival {
+    key: ExpertKey,
+    outcome: Result<Delivered, ResidencyError>,
+}
+
+struct Delivered {
+    bytes: Bytes,
+    origin: Origin,
+    /// Present when the bytes are new and may be kept.
+    keep: Option<(Slot, Fetched)>,
+}
+
+impl Supply {
+    /// # Errors
+    ///
+    /// If the reader threads cannot be started.
+    pub fn new(opened: Opened) -> std::io::Result<Supply> {
+        let readers = rayon::ThreadPoolBuilder::new()
+            .num_threads(DISK_READS)
+            .thread_name(|n| format!("expert-read-{n}"))
+            .build()
+            .map_err(std::io::Error::other)?;
+        let writer = Writer::start(Arc::clone(&opened.meter))?;
+        Ok(Supply(Arc::new(Inner {
+            opened,
+            core: MappedCore::default(),
+            readers,
+            writer,
+            used: Mutex::default(),
+            core_paths: Mutex::default(),
+        })))
+    }
+
+    /// What was opened.
+    pub fn opened(&self) -> &Opened {
+        &self.0.opened
+    }
+
+    /// The counts so far.
+    pub fn meter(&self) -> &Arc<Meter> {
+        &self.0.opened.meter
+    }
+
+    /// Marks the experts of the finished sweep as used, in (layer, expert) order, so that recency
+    /// does not depend on the order in which they arrived.
+    pub fn end_of_sweep(&self) {
+        let mut used =
+            std::mem::take(&mut *self.0.used.lock().unwrap_or_else(PoisonError::into_inner));
+        used.sort_unstable();
+        used.dedup();
+        self.0.opened.store.touch(&used);
+    }
+
+    /// Waits until everything fetched so far is on disk, or has been given up.
+    pub fn flush(&self) {
+        self.0.writer.flush();
+    }
+}
+
+impl CoreSupply for Supply {
+    type Lease = MappedPart;
+    type Error = ResidencyError;
+
+    fn core(&self, part: CorePart) -> Result<MappedPart, ResidencyError> {
+        let inner = &self.0;
+        let known = inner
+            .core_paths
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&part)
+            .cloned();
+        let path = match known {
+            Some(path) => path,
+            None => {
+                let missing = || ResidencyError::Missing {
+                    repo: inner.opened.repo.clone(),
+                    what: format!("core part {part}"),
+                };
+                let file = inner
+                    .opened
+                    .layout
+                    .core()
+                    .iter()
+                    .find(|c| c.part == part)
+                    .ok_or_else(missing)?;
+                match inner.opened.store.core(part, file.len)? {
+                    CoreState::Ready(path) => {
+                        let mut paths = inner
+                            .core_paths
+                            .lock()
+                            .unwrap_or_else(PoisonError::into_inner);
+                        paths.insert(part, path.clone());
+                        path
+                    }
+                    CoreState::Partial(_) | CoreState::Busy(_) => return Err(missing()),
+                }
+            }
+        };
+        inner.core.part(part, &path, &inner.opened.meter)
+    }
+}
+
+impl ExpertSupply for Supply {
+    type Lease = ExpertBytes;
+    type Error = ResidencyError;
+
+    fn request(
+        &self,
+        keys: &[ExpertKey],
+    ) -> impl Iterator<Item = Result<(ExpertKey, ExpertBytes), ResidencyError>> {
+        let inner = &self.0;
+        inner.opened.meter.requested(keys.len());
+        inner
+            .used
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .extend_from_slice(keys);
+        let (sender, arrivals) = mpsc::channel();
+        let errand = Errand {
+            inner: Arc::clone(inner),
+            sender,
+            tickets: Arc::default(),
+            dropped: Arc::default(),
+        };
+        for &key in keys {
+            errand.bring(key);
+        }
+        Arrivals {
+            inner: Arc::clone(inner),
+            remaining: keys.len(),
+            arrivals,
+            tickets: errand.tickets,
+            dropped: errand.dropped,
+        }
+    }
+}
+
+/// One request's errands, shared by the threads that run them.
+#[derive(Clone)]
+struct Errand {
+    inner: Arc<Inner>,
+    sender: mpsc::Sender<Arrival>,
+    tickets: Arc<Mutex<Vec<Ticket>>>,
+    /// The request was given up: start nothing new.
+    dropped: Arc<AtomicBool>,
+}
+
+impl Errand {
+    /// Starts moving one expert towards memory; returns at once.
+    fn bring(&self, key: ExpertKey) {
+        if let Some(bytes) = self.inner.writer.pending(key) {
+            self.deliver(
+                key,
+                Ok(Delivered {
+                    bytes,
+                    origin: Origin::Memory,
+                    keep: None,
+                }),
+            );
+            return;
+        }
+        let opened = &self.inner.opened;
+        match opened.store.lookup(key, opened.layout.expert_len()) {
+            Lookup::Hit(lease) => {
+                let errand = self.clone();
+                self.inner.readers.spawn_fifo(move || match lease.read() {
+                    Ok(bytes) => errand.deliver(
+                        key,
+                        Ok(Delivered {
+                            bytes,
+                            origin: Origin::Disk,
+                            keep: None,
+                        }),
+                    ),
+                    // Damage was found and removed: now it is a miss. Any other trouble of the
+                    // disk slows us down; it does not stop us while a hub has the bytes.
+                    Err(error) if error.refetch() => errand.bring_again(key),
+                    Err(error) if errand.inner.opened.hub.is_none() => {
+                        errand.deliver(key, Err(error.into()));
+                    }
+                    Err(_) => errand.fetch(key, None),
+                });
+            }
+            Lookup::Filling(wait) => {
+                let errand = self.clone();
+                self.inner
+                    .readers
+                    .spawn_fifo(move || match wait.wait(OTHERS) {
+                        Waited::Filled(bytes) => {
+                            let origin = Origin::Memory;
+                            errand.deliver(
+                                key,
+                                Ok(Delivered {
+                                    bytes,
+                                    origin,
+                                    keep: None,
+                                }),
+                            );
+                        }
+                        Waited::Again => errand.bring_again(key),
+                        Waited::Late(slot) => errand.fetch(key, Some(slot)),
+                    });
+            }
+            Lookup::Miss(slot) => self.fetch(key, Some(slot)),
+        }
+    }
+
+    fn bring_again(&self, key: ExpertKey) {
+        if !self.dropped.load(Ordering::Relaxed) {
+            self.bring(key);
+        }
+    }
+
+    fn fetch(&self, key: ExpertKey, slot: Option<Slot>) {
+        let opened = &self.inner.opened;
+        if opened.hub.is_none() {
+            self.deliver(key, Err(ResidencyError::MissingExpert { key }));
+            return;
+        }
+        let errand = self.clone();
+        let tickets = opened.fetch_expert(key, Class::Demand, move |outcome| {
+            let outcome = outcome.map(|fetched| Delivered {
+                bytes: fetched.bytes.clone(),
+                origin: if fetched.peer {
+                    Origin::Peer
+                } else {
+                    Origin::Hub
+                },
+                keep: slot.map(|slot| (slot, fetched)),
+            });
+            errand.deliver(key, outcome);
+        });
+        self.tickets
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .extend(tickets);
+    }
+
+    fn deliver(&self, key: ExpertKey, outcome: Result<Delivered, ResidencyError>) {
+        // The receiver is gone when the request was given up; a slot inside is then released.
+        let _ = self.sender.send(Arrival { key, outcome });
+    }
+}
+
+/// The experts of one request, as they arrive.
+struct Arrivals {
+    inner: Arc<Inner>,
+    remaining: usize,
+    arrivals: mpsc::Receiver<Arrival>,
+    tickets: Arc<Mutex<Vec<Ticket>>>,
+    dropped: Arc<AtomicBool>,
+}
+
+impl Iterator for Arrivals {
+    type Item = Result<(ExpertKey, ExpertBytes), ResidencyError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.remaining == 0 {
+            return None;
+        }
+        let began = Instant::now();
+        loop {
+            if self.inner.opened.stop.load(Ordering::Relaxed) {
+                self.remaining = 0;
+                return Some(Err(ResidencyError::Interrupted));
+            }
+            match self.arrivals.recv_timeout(STOP_CHECK) {
+                Ok(arrival) => {
+                    self.remaining -= 1;
+                    return Some(self.receive(arrival, began.elapsed()));
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Err(mpsc::RecvTimeoutError::Disconnected) => {
+                    self.remaining = 0;
+                    return Some(Err(ResidencyError::Interrupted));
+                }
+            }
+        }
+    }
+}
+
+impl Arrivals {
+    fn receive(
+        &self,
+        arrival: Arrival,
+        waited: Duration,
+    ) -> Result<(ExpertKey, ExpertBytes), ResidencyError> {
+        let delivered = arrival.outcome?;
+        self.inner
+            .opened
+            .meter
+            .arrived(delivered.origin, delivered.bytes.len() as u64, waited);
+        if let Some((slot, fetched)) = delivered.keep {
+            self.inner.writer.keep(arrival.key, slot, fetched);
+        }
+        Ok((arrival.key, ExpertBytes(delivered.bytes)))
+    }
+}
+
+impl Drop for Arrivals {
+    /// Cancels what is still under way and keeps what has already arrived.
+    fn drop(&mut self) {
+        self.dropped.store(true, Ordering::Relaxed);
+        self.tickets
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clear();
+        while let Ok(arrival) = self.arrivals.try_recv() {
+            if let Ok(Delivered {
+                keep: Some((slot, fetched)),
+                ..
+            }) = arrival.outcome
+            {
+                self.inner.writer.keep(arrival.key, slot, fetched);
+            }
+        }
+    }
+}
