@@ -1,3 +1,7 @@
 //! The `deltafin` command.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    deltafin::cli::run()
+}

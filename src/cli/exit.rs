@@ -1,0 +1,134 @@
+//! What a failure is called on the way out: an exit code, a sentence, a hint.
+
+use std::process::ExitCode;
+
+use crate::engine::EngineError;
+use crate::hub::HubError;
+use crate::residency::ResidencyError;
+use crate::share::ShareError;
+use crate::store::StoreError;
+use crate::text::TextError;
+
+/// Done.
+pub(super) const DONE: u8 = 0;
+/// Bad size, empty or too long prompt.
+pub(super) const USAGE: u8 = 2;
+/// Not found, not allowed, or offline and missing.
+pub(super) const MISSING: u8 = 3;
+/// The network failed.
+pub(super) const NETWORK: u8 = 4;
+/// The disk failed: not writable, full.
+pub(super) const DISK: u8 = 5;
+/// Damaged or unsupported data.
+pub(super) const DAMAGED: u8 = 6;
+/// Out of memory, threads or other resources of the machine.
+pub(super) const MEMORY: u8 = 7;
+/// Interrupted; the state is kept.
+pub(super) const INTERRUPTED: u8 = 130;
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CliError {
+    /// What was typed cannot be meant.
+    #[error("{0}")]
+    Usage(String, Option<String>),
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    #[error(transparent)]
+    Share(#[from] ShareError),
+    /// A file the user named cannot be written or read.
+    #[error("{path}: {source}")]
+    File {
+        path: String,
+        source: std::io::Error,
+    },
+    /// The disk cannot hold what was asked for.
+    #[error("{0}")]
+    NoSpace(String, String),
+}
+
+impl From<ResidencyError> for CliError {
+    fn from(error: ResidencyError) -> Self {
+        CliError::Engine(error.into())
+    }
+}
+
+impl From<StoreError> for CliError {
+    fn from(error: StoreError) -> Self {
+        ResidencyError::from(error).into()
+    }
+}
+
+impl From<HubError> for CliError {
+    fn from(error: HubError) -> Self {
+        ResidencyError::from(error).into()
+    }
+}
+
+impl CliError {
+    /// The exit code; see the `--help` of the program.
+    pub(super) fn code(&self) -> u8 {
+        match self {
+            CliError::Usage(..) => USAGE,
+            CliError::Engine(error) => engine(error),
+            CliError::Share(ShareError::Bind { .. }) => NETWORK,
+            CliError::Share(ShareError::Start(_)) => MEMORY,
+            CliError::Share(_) => MISSING,
+            CliError::File { .. } | CliError::NoSpace(..) => DISK,
+        }
+    }
+
+    /// What to do next.
+    pub(super) fn hint(&self) -> Option<String> {
+        match self {
+            CliError::Usage(_, hint) => hint.clone(),
+            CliError::Engine(error) => error.hint(),
+            CliError::Share(error) => Some(error.hint().to_owned()),
+            CliError::File { .. } => None,
+            CliError::NoSpace(_, hint) => Some(hint.clone()),
+        }
+    }
+}
+
+fn engine(error: &EngineError) -> u8 {
+    match error {
+        EngineError::Residency(error) => residency(error),
+        EngineError::Text(TextError::NoChatMarkup { .. } | TextError::Invalid { .. }) => USAGE,
+        EngineError::Text(_) | EngineError::Checkpoint(_) => DAMAGED,
+        EngineError::NoTokenizer { .. }
+        | EngineError::EmptyPrompt
+        | EngineError::PromptTooLong { .. }
+        | EngineError::NoSuchToken { .. } => USAGE,
+        EngineError::Threads(_) => MEMORY,
+    }
+}
+
+fn residency(error: &ResidencyError) -> u8 {
+    match error {
+        ResidencyError::Hub(error) => hub(error),
+        ResidencyError::Store(_) | ResidencyError::Map { .. } => DISK,
+        ResidencyError::Checkpoint(_) | ResidencyError::Model(_) => DAMAGED,
+        ResidencyError::NotInstalled { .. }
+        | ResidencyError::Missing { .. }
+        | ResidencyError::MissingExpert { .. }
+        | ResidencyError::NoSuchFile { .. } => MISSING,
+        ResidencyError::Interrupted => INTERRUPTED,
+    }
+}
+
+fn hub(error: &HubError) -> u8 {
+    match error {
+        HubError::NotFound { .. } | HubError::Denied { .. } | HubError::Offline { .. } => MISSING,
+        HubError::Disk { .. } => DISK,
+        HubError::WrongContent { .. } | HubError::Damaged { .. } => DAMAGED,
+        HubError::Cancelled | HubError::CapReached { .. } => INTERRUPTED,
+        HubError::Address { .. } => USAGE,
+        HubError::Threads(_) => MEMORY,
+        _ => NETWORK,
+    }
+}
+
+/// The process's exit code.
+pub(super) fn process(code: u8) -> ExitCode {
+    ExitCode::from(code)
+}

@@ -1,0 +1,117 @@
+//! `fetch`: the full install.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+use serde_json::json;
+
+use super::args::Fetch;
+use super::exit;
+use super::exit::CliError;
+use super::interrupt::Interrupt;
+use super::screen::Screen;
+use super::setup;
+use crate::residency::Installed;
+use crate::residency::Opened;
+use crate::residency::Plan;
+use crate::residency::ResidencyError;
+use crate::terms::Bytes;
+
+pub(super) fn command(args: &Fetch, screen: &Arc<Screen>) -> Result<u8, CliError> {
+    let interrupt = Interrupt::listen();
+    let setup = setup::open(&args.model, true, &interrupt.flag(), screen)?;
+    let layers = args.layers.map(|(first, last)| first..=last);
+    let plan = setup.opened.plan(layers.as_ref());
+    let missing = if args.core {
+        plan.core_missing
+    } else {
+        plan.missing()
+    };
+    let (free, reserve) = setup::space(&args.model.store)?;
+    if !args.core {
+        screen.note(&format!(
+            "{}: {} of {} experts are missing, {} to fetch; {} free on disk",
+            setup.opened.repo,
+            plan.experts_missing,
+            plan.experts_total,
+            Bytes(missing),
+            Bytes(free)
+        ));
+    }
+    if missing > free.saturating_sub(if args.core { 0 } else { reserve }) {
+        return Err(CliError::NoSpace(
+            format!(
+                "{} are missing, and the disk has {} free, of which {} are reserved",
+                Bytes(missing),
+                Bytes(free),
+                Bytes(reserve)
+            ),
+            "free some space, choose another --home, fetch fewer --layers, or stream with a --cache that fits".to_owned(),
+        ));
+    }
+    let mut installed = Installed::default();
+    if !args.dry_run {
+        if !args.core {
+            // A full install is the cache that never evicts.
+            setup.opened.store.set_unlimited(true)?;
+        }
+        let outcome = setup.opened.install_core(screen.as_ref()).and_then(|()| {
+            if args.core {
+                Ok(installed)
+            } else {
+                setup
+                    .opened
+                    .install_experts(layers.as_ref(), screen.as_ref())
+            }
+        });
+        match outcome {
+            Ok(done) => installed = done,
+            Err(ResidencyError::Interrupted) => {
+                screen.note(
+                    "interrupted: what was fetched is kept; run the same command again to go on",
+                );
+                return Ok(exit::INTERRUPTED);
+            }
+            Err(error) => return Err(error.into()),
+        }
+        screen.note(&format!(
+            "{} experts fetched; everything asked for is in the store",
+            installed.fetched
+        ));
+    }
+    if screen.json {
+        screen.object(&report(&setup.opened, &plan, &installed, args.dry_run));
+    }
+    if installed.not_kept > 0 {
+        return Err(CliError::NoSpace(
+            format!(
+                "{} experts were fetched and could not be kept",
+                installed.not_kept
+            ),
+            "the disk or the budget is full: free some space, or raise --cache".to_owned(),
+        ));
+    }
+    Ok(exit::DONE)
+}
+
+fn report(opened: &Opened, plan: &Plan, installed: &Installed, dry_run: bool) -> Value {
+    let counts = opened.meter.counts();
+    json!({
+        "model": opened.repo.as_str(),
+        "revision": opened.snapshot.commit.as_str(),
+        "dry_run": dry_run,
+        "core": {"bytes": plan.core_total, "missing": plan.core_missing},
+        "experts": {
+            "total": plan.experts_total,
+            "missing": plan.experts_missing,
+            "bytes_each": plan.expert_len,
+            "fetched": installed.fetched,
+            "not_kept": installed.not_kept,
+        },
+        "bytes": {
+            "core_hub": counts.core_hub,
+            "meta": counts.meta,
+            "hub": installed.fetched * plan.expert_len,
+        },
+    })
+}

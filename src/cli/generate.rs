@@ -1,0 +1,239 @@
+//! `stream` and `run`: text from a model.
+
+use std::io::Read;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::args::EffortArg;
+use super::args::Generate;
+use super::args::SamplingArgs;
+use super::exit;
+use super::exit::CliError;
+use super::interrupt::Interrupt;
+use super::live::Live;
+use super::logits;
+use super::report::Report;
+use super::screen::Screen;
+use super::screen::chain;
+use super::setup;
+use crate::engine::Engine;
+use crate::engine::Event;
+use crate::engine::Finish;
+use crate::engine::Prompt;
+use crate::engine::Request;
+use crate::engine::Sampling;
+use crate::hub::Hub;
+use crate::text::Conversation;
+use crate::text::Effort;
+use crate::text::Message;
+use crate::text::Role;
+
+/// Runs the command; `network` is what tells `stream` from `run`.
+pub(super) fn command(
+    args: &Generate,
+    network: bool,
+    screen: &Arc<Screen>,
+) -> Result<u8, CliError> {
+    let interrupt = Interrupt::listen();
+    let request = request(&args.sampling, args.prompt.as_deref())?;
+    let mut report = Report {
+        seed: request.sampling.seed,
+        ..Report::default()
+    };
+    let outcome = whole(args, network, &request, &interrupt, screen, &mut report);
+    conclude(outcome, &report_file(&args.sampling), report, screen)
+}
+
+fn report_file(sampling: &SamplingArgs) -> Option<std::path::PathBuf> {
+    sampling.logits.clone()
+}
+
+fn whole(
+    args: &Generate,
+    network: bool,
+    request: &Request,
+    interrupt: &Interrupt,
+    screen: &Arc<Screen>,
+    report: &mut Report,
+) -> Result<Option<crate::engine::Capture>, CliError> {
+    let setup = setup::open(&args.model, network, &interrupt.flag(), screen)?;
+    let engine = setup::engine(setup.opened, &args.run)?;
+    generate(
+        &engine,
+        setup.hub.as_ref(),
+        request,
+        interrupt,
+        screen,
+        report,
+    )
+}
+
+/// Generates, showing text as it is made, and fills in the report whatever happens.
+pub(super) fn generate(
+    engine: &Arc<Engine>,
+    hub: Option<&Arc<Hub>>,
+    request: &Request,
+    interrupt: &Interrupt,
+    screen: &Arc<Screen>,
+    report: &mut Report,
+) -> Result<Option<crate::engine::Capture>, CliError> {
+    engine.prompt_ids(&request.prompt)?;
+    engine.opened().install_core(screen.as_ref())?;
+    report.model = engine.name().to_owned();
+    report.revision = Some(engine.opened().snapshot.commit.to_string());
+    screen.detail(&format!(
+        "{} at {:.10}, {} with {} threads, store {}",
+        engine.name(),
+        engine.opened().snapshot.commit.as_str(),
+        engine.kernel().isa().name(),
+        engine.kernel().threads(),
+        engine.opened().store.store().home().display()
+    ));
+    interrupt.stops(engine.stopper());
+    let mut live = Live::begin(screen, engine, hub);
+    let outcome = engine.generate(request, &mut |event| {
+        match event {
+            Event::Prompt(ids) => report.prompt_ids = ids.to_vec(),
+            Event::Token { id, .. } => report.token_ids.push(id),
+            Event::Reasoning(text) => {
+                report.reasoning.push_str(text);
+                live.reasoning(text);
+            }
+            Event::Answer(text) => {
+                report.text.push_str(text);
+                live.answer(text);
+            }
+            Event::Reply(_) => {}
+        }
+        if interrupt.flag().load(Ordering::Relaxed) || interrupt.asked() {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
+    });
+    drop(live);
+    engine.flush();
+    report.measure(engine, hub.map(AsRef::as_ref));
+    let generation = outcome?;
+    report.finish(&generation);
+    Ok(generation.capture)
+}
+
+/// Writes what was asked for, says how it went, and names the exit code.
+pub(super) fn conclude(
+    outcome: Result<Option<crate::engine::Capture>, CliError>,
+    logits_file: &Option<std::path::PathBuf>,
+    mut report: Report,
+    screen: &Screen,
+) -> Result<u8, CliError> {
+    let written = outcome.and_then(|capture| match (capture, logits_file) {
+        (Some(capture), Some(file)) => {
+            logits::write(file, &capture).map_err(|source| CliError::File {
+                path: file.display().to_string(),
+                source,
+            })
+        }
+        _ => Ok(()),
+    });
+    let code = match &written {
+        Ok(()) if report.finish == Some(Finish::Interrupted) => exit::INTERRUPTED,
+        Ok(()) => exit::DONE,
+        Err(error) => {
+            report.error = Some(chain(error));
+            error.code()
+        }
+    };
+    if screen.json {
+        screen.object(&report.json());
+    }
+    match written {
+        Ok(()) => {
+            screen.note(&report.line());
+            if code == exit::INTERRUPTED {
+                screen.note("interrupted: every expert fetched so far is kept; run the same command again to go on from them");
+            }
+        }
+        Err(error) => screen.error(&error),
+    }
+    Ok(code)
+}
+
+/// What the flags ask for.
+pub(super) fn request(args: &SamplingArgs, prompt: Option<&str>) -> Result<Request, CliError> {
+    let prompt = match (prompt, args.ids.is_empty()) {
+        (Some(_), false) => {
+            return Err(CliError::Usage(
+                "a prompt and --ids were both given".to_owned(),
+                Some("give one of them".to_owned()),
+            ));
+        }
+        (None, false) => Prompt::Ids(args.ids.clone()),
+        (None, true) => {
+            return Err(CliError::Usage(
+                "there is no prompt".to_owned(),
+                Some("say something: deltafin stream \"Who are you?\"".to_owned()),
+            ));
+        }
+        (Some("-"), true) => words(args, standard_input()?)?,
+        (Some(text), true) => words(args, text.to_owned())?,
+    };
+    let seed = args.seed.unwrap_or_else(random_seed);
+    Ok(Request {
+        prompt,
+        max_tokens: args.max_tokens,
+        sampling: Sampling {
+            temperature: args.temperature,
+            top_p: args.top_p,
+            seed,
+        },
+        stop: args.stop.clone(),
+        capture: args.logits.is_some(),
+    })
+}
+
+fn words(args: &SamplingArgs, text: String) -> Result<Prompt, CliError> {
+    if text.trim().is_empty() {
+        return Err(CliError::Usage(
+            "the prompt is empty".to_owned(),
+            Some("say something, or give --ids".to_owned()),
+        ));
+    }
+    if args.raw {
+        return Ok(Prompt::Text(text));
+    }
+    let mut messages = Vec::new();
+    if let Some(system) = &args.system {
+        messages.push(Message::text(Role::System, system));
+    }
+    messages.push(Message::text(Role::User, text));
+    let effort = match args.reasoning_effort {
+        EffortArg::None => Effort::None,
+        EffortArg::Low => Effort::Low,
+        EffortArg::High => Effort::High,
+        EffortArg::Max => Effort::Max,
+    };
+    Ok(Prompt::Chat(Conversation {
+        messages,
+        effort,
+        ..Conversation::default()
+    }))
+}
+
+fn standard_input() -> Result<String, CliError> {
+    let mut text = String::new();
+    std::io::stdin()
+        .read_to_string(&mut text)
+        .map_err(|source| CliError::File {
+            path: "standard input".to_owned(),
+            source,
+        })?;
+    Ok(text)
+}
+
+/// A seed nobody chose. It is always reported, so that the run can be had again.
+fn random_seed() -> u64 {
+    use std::hash::BuildHasher;
+    // Short enough to be typed again without a slip.
+    std::collections::hash_map::RandomState::new().hash_one(std::process::id()) % 1_000_000_000
+}

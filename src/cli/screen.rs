@@ -1,0 +1,229 @@
+//! What you see: the one place that writes to the terminal.
+//!
+//! Text goes to stdout; everything else goes to stderr, as moving bars on a terminal and as plain
+//! lines elsewhere. With `--json`, stdout carries one object and nothing else.
+
+use std::io::IsTerminal;
+use std::io::Write;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::time::Duration;
+use std::time::Instant;
+
+use indicatif::ProgressBar;
+use indicatif::ProgressStyle;
+
+use super::exit::CliError;
+use crate::hub::HubObserver;
+use crate::hub::Notice;
+use crate::residency::InstallObserver;
+use crate::terms::Bytes;
+
+/// How often a plain line tells of progress where no terminal can show it moving.
+pub(super) const PLAIN_EVERY: Duration = Duration::from_secs(10);
+
+/// Where words go.
+#[derive(Debug)]
+pub(super) struct Screen {
+    pub(super) json: bool,
+    verbose: u8,
+    terminal: bool,
+    text_terminal: bool,
+    stage: Mutex<Option<Stage>>,
+}
+
+#[derive(Debug)]
+struct Stage {
+    what: String,
+    done: u64,
+    total: u64,
+    moved: u64,
+    began: Instant,
+    said: Instant,
+    bar: Option<ProgressBar>,
+}
+
+impl Screen {
+    pub(super) fn new(json: bool, verbose: u8) -> Screen {
+        Screen {
+            json,
+            verbose,
+            terminal: std::io::stderr().is_terminal(),
+            text_terminal: std::io::stdout().is_terminal(),
+            stage: Mutex::new(None),
+        }
+    }
+
+    /// Whether a line can move: people look at both outputs on one terminal.
+    pub(super) fn moving(&self) -> bool {
+        self.terminal && self.text_terminal && !self.json
+    }
+
+    /// Text on stdout, at once. A reader that went away is not our failure.
+    pub(super) fn text(&self, text: &str) {
+        if !self.json {
+            let mut out = std::io::stdout().lock();
+            let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+        }
+    }
+
+    /// The one object of `--json`.
+    pub(super) fn object(&self, value: &serde_json::Value) {
+        let mut out = std::io::stdout().lock();
+        let _ = writeln!(out, "{value}").and_then(|()| out.flush());
+    }
+
+    /// A line for the person, on stderr.
+    pub(super) fn note(&self, text: &str) {
+        let stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
+        let write = || {
+            let _ = writeln!(std::io::stderr().lock(), "{text}");
+        };
+        match stage.as_ref().and_then(|s| s.bar.as_ref()) {
+            Some(bar) => bar.suspend(write),
+            None => write(),
+        }
+    }
+
+    /// A line for whoever asked for more with `-v`.
+    pub(super) fn detail(&self, text: &str) {
+        if self.verbose > 0 {
+            self.note(text);
+        }
+    }
+
+    /// What failed, and what to do next.
+    pub(super) fn error(&self, error: &CliError) {
+        self.note(&format!("error: {}", chain(error)));
+        if let Some(hint) = error.hint() {
+            self.note(&format!("\nhint: {hint}"));
+        }
+    }
+}
+
+/// The error and its causes in one sentence.
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    text
+}
+
+impl InstallObserver for Screen {
+    fn stage(&self, what: &str, done: u64, total: u64) {
+        let bar = self.terminal.then(|| {
+            let bar = ProgressBar::new(total).with_position(done).with_message(what.to_owned());
+            let template = if total > 10_000 {
+                "{msg} {wide_bar} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec}, {eta} left"
+            } else {
+                "{msg} {wide_bar} {pos}/{len}"
+            };
+            bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
+            bar.reset_eta();
+            bar.enable_steady_tick(Duration::from_millis(200));
+            bar
+        });
+        if bar.is_none() && total > 10_000 {
+            self.note(&format!(
+                "{what}: {} of {} are here",
+                Bytes(done),
+                Bytes(total)
+            ));
+        }
+        let now = Instant::now();
+        let stage = Stage {
+            what: what.to_owned(),
+            done,
+            total,
+            moved: 0,
+            began: now,
+            said: now,
+            bar,
+        };
+        *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = Some(stage);
+    }
+
+    fn moved(&self, bytes: u64) {
+        let mut guard = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(stage) = guard.as_mut() else { return };
+        stage.done += bytes;
+        stage.moved += bytes;
+        match &stage.bar {
+            Some(bar) => bar.set_position(stage.done),
+            None if stage.said.elapsed() >= PLAIN_EVERY => {
+                stage.said = Instant::now();
+                let line = stage.line();
+                drop(guard);
+                self.note(&line);
+            }
+            None => {}
+        }
+    }
+
+    fn done(&self) {
+        let stage = self
+            .stage
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(bar) = stage.and_then(|s| s.bar) {
+            bar.finish_and_clear();
+        }
+    }
+
+    fn notice(&self, text: &str) {
+        self.note(text);
+    }
+}
+
+impl Stage {
+    fn line(&self) -> String {
+        let seconds = self.began.elapsed().as_secs_f64().max(0.001);
+        #[expect(clippy::cast_precision_loss, reason = "shown with one decimal")]
+        let rate = self.moved as f64 / seconds;
+        #[expect(clippy::cast_precision_loss, reason = "shown in whole seconds")]
+        let left = self.total.saturating_sub(self.done) as f64 / rate.max(1.0);
+        format!(
+            "{}: {} of {}, {}/s, about {} left",
+            self.what,
+            Bytes(self.done),
+            Bytes(self.total),
+            whole_bytes(rate),
+            duration(Duration::from_secs_f64(left.min(1e9)))
+        )
+    }
+}
+
+impl HubObserver for Screen {
+    fn notice(&self, notice: &Notice) {
+        self.note(&notice.to_string());
+    }
+}
+
+/// A rate or size that came out of a division.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "rates are positive and far below 2^63"
+)]
+pub(super) fn whole_bytes(bytes: f64) -> Bytes {
+    Bytes(bytes.max(0.0) as u64)
+}
+
+/// A time for people: `4.2 s`, `3 min 20 s`, `5 h 12 min`, `3 days 4 h`.
+pub(super) fn duration(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match seconds {
+        0..60 => format!("{:.1} s", time.as_secs_f64()),
+        60..3_600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        3_600..172_800 => format!("{} h {} min", seconds / 3_600, seconds / 60 % 60),
+        _ => format!("{} days {} h", seconds / 86_400, seconds / 3_600 % 24),
+    }
+}

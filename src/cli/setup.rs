@@ -1,0 +1,297 @@
+//! What was typed becomes what is meant: store, sources, model, engine.
+
+use std::path::Path;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use super::args::ModelArgs;
+use super::args::RunArgs;
+use super::args::StoreArgs;
+use super::env::Env;
+use super::exit::CliError;
+use super::screen::Screen;
+use crate::engine::Engine;
+use crate::engine::EngineOptions;
+use crate::hub::Hub;
+use crate::hub::HubObserver;
+use crate::hub::HubOptions;
+use crate::hub::SourceAddress;
+use crate::hub::Token;
+use crate::kernel::Isa;
+use crate::residency::OpenRequest;
+use crate::residency::Opened;
+use crate::share;
+use crate::store::Budget;
+use crate::store::Store;
+use crate::store::StoreOptions;
+use crate::terms::Bytes;
+use crate::terms::RepoId;
+
+/// The model used when none is named.
+const DEFAULT_MODEL: &str = "moonshotai/Kimi-K3";
+/// The hub used when none is named.
+const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
+/// `--cache` when nothing was ever set: a machine with more to spare can say so.
+const CACHE_DEFAULT: u64 = 200_000_000_000;
+/// `--reserve` when nothing was ever set, at least.
+const RESERVE_DEFAULT: u64 = 10_000_000_000;
+/// Spans in flight from one source.
+const LANES: usize = 16;
+
+/// Everything a command needs before it can work.
+pub(super) struct Setup {
+    pub(super) opened: Opened,
+    pub(super) hub: Option<Arc<Hub>>,
+    /// The loopback hub of the embedded model, while it is needed.
+    pub(super) _demo: Option<share::Server>,
+}
+
+/// Opens the store and the model. `network` is false for commands that never use it.
+pub(super) fn open(
+    args: &ModelArgs,
+    network: bool,
+    stop: &Arc<AtomicBool>,
+    screen: &Arc<Screen>,
+) -> Result<Setup, CliError> {
+    open_in(&Env::read(), args, network, stop, screen)
+}
+
+/// The same, with another environment than the process's: the demo's loopback hub is meant even
+/// where `HF_ENDPOINT` or offline mode is set.
+pub(super) fn open_in(
+    env: &Env,
+    args: &ModelArgs,
+    network: bool,
+    stop: &Arc<AtomicBool>,
+    screen: &Arc<Screen>,
+) -> Result<Setup, CliError> {
+    let offline = !network || args.offline || env.offline.is_some();
+    let demo = match args.model.as_deref() {
+        Some("demo") if !offline => Some(start_demo(share::ShareOptions::default())?),
+        _ => None,
+    };
+    let sources = sources(args, env, demo.as_ref());
+    let repo = repo(args, &sources)?;
+    let store = store(&args.store, env)?;
+    let hub = hub(args, env, sources, offline, screen)?;
+    let local = hub.is_some() && (offline || demo.is_some());
+    let request = OpenRequest {
+        repo,
+        revision: args.revision.clone(),
+        // A local folder is its own truth: whoever changed it means the new one.
+        update: args.update || local,
+    };
+    let opened = Opened::open(
+        &store,
+        hub.clone(),
+        &request,
+        Arc::clone(stop),
+        screen.as_ref(),
+    )?;
+    Ok(Setup {
+        opened,
+        hub,
+        _demo: demo,
+    })
+}
+
+/// The embedded small model, served on loopback.
+pub(super) fn start_demo(options: share::ShareOptions) -> Result<share::Server, CliError> {
+    let backend = Arc::new(share::Embedded::new());
+    Ok(share::Server::start(
+        ([127, 0, 0, 1], 0).into(),
+        backend,
+        options,
+    )?)
+}
+
+fn sources(args: &ModelArgs, env: &Env, demo: Option<&share::Server>) -> Vec<SourceAddress> {
+    if let Some(demo) = demo {
+        return vec![SourceAddress::Http(demo.url())];
+    }
+    let mut sources: Vec<SourceAddress> = args
+        .hub
+        .iter()
+        .map(|hub| SourceAddress::parse(hub))
+        .collect();
+    if sources.is_empty() || env.endpoint.is_some() {
+        let endpoint = env
+            .endpoint
+            .clone()
+            .unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned());
+        sources.push(SourceAddress::Http(endpoint));
+    }
+    sources
+}
+
+/// The repository: as named, else `local/FOLDER` for a model's own folder, else the real K3.
+fn repo(args: &ModelArgs, sources: &[SourceAddress]) -> Result<RepoId, CliError> {
+    let name = match (args.model.as_deref(), sources.first()) {
+        (Some("demo"), _) => share::Embedded::REPO.to_owned(),
+        (Some(name), _) => name.to_owned(),
+        (None, Some(SourceAddress::Folder(folder))) if folder.join("config.json").is_file() => {
+            local_name(folder)
+        }
+        (None, _) => DEFAULT_MODEL.to_owned(),
+    };
+    name.parse()
+        .map_err(|error| CliError::Usage(format!("--model: {error}"), None))
+}
+
+/// A folder's name, made fit for a repository's.
+pub(super) fn local_name(folder: &Path) -> String {
+    let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+    let name = folder
+        .file_name()
+        .map_or_else(String::new, |n| n.to_string_lossy().into_owned());
+    let mut clean: String = name
+        .chars()
+        .map(|c| {
+            if c.is_ascii_alphanumeric() || matches!(c, '.' | '_') {
+                c
+            } else {
+                '-'
+            }
+        })
+        .collect();
+    while clean.contains("--") || clean.contains("..") {
+        clean = clean.replace("--", "-").replace("..", ".");
+    }
+    let clean = clean.trim_matches(['-', '.']);
+    format!("local/{}", if clean.is_empty() { "model" } else { clean })
+}
+
+/// The store's folder.
+pub(super) fn home(args: &StoreArgs, env: &Env) -> Result<PathBuf, CliError> {
+    args.home
+        .clone()
+        .or_else(|| env.home.clone())
+        .or_else(|| dirs::data_dir().map(|d| d.join("deltafin")))
+        .ok_or_else(|| {
+            CliError::Usage(
+                "no folder for the store: this system names no data folder".to_owned(),
+                Some("give --home".to_owned()),
+            )
+        })
+}
+
+/// Opens the store with the budget and reserve that were typed, else those last set, else defaults.
+pub(super) fn store(args: &StoreArgs, env: &Env) -> Result<Store, CliError> {
+    let home = home(args, env)?;
+    let last = Store::settings(&home);
+    let (free, reserve_default) = disk(&home);
+    let reserve_set = args.reserve.map(|b| b.0);
+    let reserve = reserve_set.or(last.reserve).unwrap_or(reserve_default);
+    let budget_set = args.cache;
+    let default = Budget::Limit(CACHE_DEFAULT.min(free.saturating_sub(reserve)));
+    let budget = budget_set.or(last.budget).unwrap_or(default);
+    let store = Store::open(StoreOptions {
+        home,
+        budget,
+        reserve,
+    })?;
+    // Also the default, the first time: it came from the free space, of which the cache itself
+    // takes more and more, so that a default worked out anew would shrink with every run.
+    let chosen = budget_set.or(last.budget.is_none().then_some(budget));
+    if chosen.is_some() || reserve_set.is_some() {
+        store.remember(chosen, reserve_set)?;
+    }
+    Ok(store)
+}
+
+/// Free bytes of the disk that a folder lies or will lie on, and the reserve it has by default.
+fn disk(folder: &Path) -> (u64, u64) {
+    let found = folder.ancestors().find_map(|f| rustix::fs::statvfs(f).ok());
+    let (free, total) = found.map_or((0, 0), |s| {
+        (
+            s.f_bavail.saturating_mul(s.f_frsize),
+            s.f_blocks.saturating_mul(s.f_frsize),
+        )
+    });
+    (free, RESERVE_DEFAULT.max(total / 20))
+}
+
+fn hub(
+    args: &ModelArgs,
+    env: &Env,
+    sources: Vec<SourceAddress>,
+    offline: bool,
+    screen: &Arc<Screen>,
+) -> Result<Option<Arc<Hub>>, CliError> {
+    let sources: Vec<SourceAddress> = sources
+        .into_iter()
+        .filter(|s| !offline || matches!(s, SourceAddress::Folder(_)))
+        .collect();
+    if sources.is_empty() {
+        return Ok(None);
+    }
+    let mut extra_ca_pem = Vec::new();
+    if let Some(file) = &env.ca_file {
+        let read = std::fs::read(file);
+        extra_ca_pem.push(read.map_err(|source| CliError::File {
+            path: file.display().to_string(),
+            source,
+        })?);
+    }
+    let options = HubOptions {
+        sources,
+        token: env
+            .token
+            .as_ref()
+            .and_then(|(secret, origin)| Token::new(secret, origin.clone())),
+        offline,
+        rate_bytes_per_s: args.rate,
+        lanes_max: LANES,
+        extra_ca_pem,
+        observer: Arc::clone(screen) as Arc<dyn HubObserver>,
+        ..HubOptions::default()
+    };
+    Ok(Some(Arc::new(Hub::open(options)?)))
+}
+
+/// Makes an engine of an opened model. Its core may still be missing: what can be refused without
+/// it is refused before a hundred gigabytes are fetched.
+pub(super) fn engine(opened: Opened, run: &RunArgs) -> Result<Arc<Engine>, CliError> {
+    let isa = match &run.isa {
+        None => Isa::best(),
+        Some(name) => Isa::available()
+            .into_iter()
+            .find(|isa| isa.name() == name)
+            .ok_or_else(|| {
+                let names: Vec<&str> = Isa::available().iter().map(|isa| isa.name()).collect();
+                CliError::Usage(
+                    format!("--isa: this machine has no `{name}`"),
+                    Some(format!("it has {}", names.join(", "))),
+                )
+            })?,
+    };
+    let threads = run.threads.map_or_else(default_threads, usize::from);
+    Ok(Arc::new(Engine::new(
+        opened,
+        EngineOptions { isa, threads },
+    )?))
+}
+
+/// Physical cores, or fewer where this process may not use them all: a second thread on a core
+/// adds nothing to work that is bound by memory.
+fn default_threads() -> usize {
+    let allowed = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    num_cpus::get_physical().min(allowed).max(1)
+}
+
+/// Free disk at the store, and the part of it that experts never touch.
+pub(super) fn space(args: &StoreArgs) -> Result<(u64, u64), CliError> {
+    let home = home(args, &Env::read())?;
+    let (free, reserve) = disk(&home);
+    let set = args.reserve.map(|b| b.0).or(Store::settings(&home).reserve);
+    Ok((free, set.unwrap_or(reserve)))
+}
+
+/// The budget as people say it.
+pub(super) fn budget(budget: Budget) -> String {
+    match budget {
+        Budget::Limit(bytes) => Bytes(bytes).to_string(),
+        Budget::Unlimited => "unlimited".to_owned(),
+    }
+}
