@@ -57,9 +57,11 @@ pub use snapshot::Span;
 pub use stats::HubStats;
 pub use stats::SourceStats;
 
+use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::Mutex;
+use std::sync::PoisonError;
 use std::sync::Weak;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -85,6 +87,9 @@ pub const PEER_HEADER: &str = "x-deltafin-share";
 
 /// Threads of the hub. Hashing a gigabit takes a tenth of one.
 const THREADS: usize = 2;
+
+/// Addresses asked for at a time ahead of need.
+const PREPARED_AT_A_TIME: usize = 8;
 
 /// Several sources of byte ranges, behind one door.
 pub struct Hub {
@@ -307,6 +312,32 @@ impl Hub {
             id,
             control,
             shared: Arc::downgrade(&self.shared),
+        }
+    }
+
+    /// Finds out in the background where files lie, a few at a time, so that the first spans of
+    /// each need not wait for the hub. What fails is asked for again when it is needed.
+    pub fn prepare(&self, snapshot: &Arc<Snapshot>, files: impl IntoIterator<Item = Arc<str>>) {
+        let files: VecDeque<Arc<str>> = files.into_iter().collect();
+        if self.shared.offline || files.is_empty() {
+            return;
+        }
+        let files = Arc::new(Mutex::new(files));
+        for _ in 0..PREPARED_AT_A_TIME {
+            let (files, snapshot) = (Arc::clone(&files), Arc::clone(snapshot));
+            let shared = Arc::downgrade(&self.shared);
+            self.shared.threads.spawn(async move {
+                loop {
+                    let next = files
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .pop_front();
+                    let (Some(file), Some(shared)) = (next, shared.upgrade()) else {
+                        return;
+                    };
+                    shared.prepare(&snapshot, &file).await;
+                }
+            });
         }
     }
 

@@ -13,12 +13,15 @@ use tokio::time::sleep;
 use super::HubError;
 use super::HubStats;
 use super::Notice;
+use super::Snapshot;
 use super::SourceStats;
 use super::job::Job;
 use super::net::Net;
 use super::queue::Next;
 use super::queue::Queue;
 use super::queue::hopeless;
+use super::resolve::Wanted;
+use super::source::Kind;
 use super::source::Source;
 use super::span::Errand;
 use super::span::Stop;
@@ -105,6 +108,24 @@ impl Shared {
             let known = i != source && !job.tried[i];
             known && !self.sources[i].set_aside() && !self.sources[i].resting(&self.net)
         })
+    }
+
+    /// Resolves one file at the source that would be asked for it.
+    pub(super) async fn prepare(&self, snapshot: &Snapshot, path: &str) {
+        let fit = |s: &&Source| !s.set_aside() && !s.resting(&self.net);
+        let Some(source) = self.sources.iter().find(fit) else {
+            return;
+        };
+        if let Kind::Http(http) = &source.kind {
+            let wanted = Wanted {
+                snapshot,
+                path,
+                stale: None,
+                patience: None,
+            };
+            // Whoever needs the file will meet the error, and handle it.
+            let _ = http.resolve(&self.net, wanted).await;
+        }
     }
 
     /// Fewer spans at a time from a source that has too much to do.

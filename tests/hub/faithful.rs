@@ -9,6 +9,7 @@ use deltafin::terms::RepoId;
 use crate::kit::Client;
 use crate::kit::REPO;
 use crate::kit::assert_right;
+use crate::kit::eventually;
 use crate::kit::options;
 use crate::kit::span;
 use crate::support::Config;
@@ -82,6 +83,26 @@ fn a_commit_asks_nothing_and_a_branch_asks_once() {
     assert_eq!(server.ledger().0.len(), 1);
     assert_eq!(hub.commit(&repo, commit.as_str()).unwrap(), commit);
     assert_eq!(server.ledger().0.len(), 1);
+}
+
+#[test]
+fn files_prepared_are_resolved_once_and_ahead_of_need() {
+    let mut repo = Repo::new(REPO);
+    let names: Vec<Arc<str>> = (0..30).map(|i| format!("{i}.safetensors").into()).collect();
+    for (seed, name) in (0..).zip(&names) {
+        repo = repo.file(name, Content::Virtual { seed, size: MIB });
+    }
+    let server = TestHub::with(Config::default(), vec![repo]);
+    let client = Client::of(&server);
+    client.hub.prepare(&client.snapshot, names.clone());
+    eventually("thirty resolves", || server.ledger().resolves() == 30);
+    for name in &names {
+        let mut first = span(0, 1_000);
+        first.file = Arc::clone(name);
+        client.start(first, Class::Demand).wait().unwrap();
+    }
+    assert_eq!(server.ledger().resolves(), 30);
+    assert!(server.ledger().concurrency(Listener::Hub) <= 8);
 }
 
 #[test]

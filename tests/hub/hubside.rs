@@ -126,6 +126,8 @@ fn an_allowance_used_up_is_waited_for_without_being_refused() {
     client.check(&server, 0, 1_000);
     let waiting = other_file(&client);
     eventually("a notice", || !limited(&client).is_empty());
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(server.ledger().resolves(), 1, "asked with nothing left");
     server.clock().advance(301);
     waiting.wait().unwrap();
     assert!(server.ledger().0.iter().all(|e| e.status != 429));
@@ -658,6 +660,14 @@ fn faults_10_and_44_mirrors_with_habits_of_their_own_are_served_from() {
             assert_eq!(&small[..], b"{}", "{personality:?}");
         }
     }
+    // A redirect's Content-Length is that of its own text.
+    let server = self::server();
+    let client = Client::of(&server);
+    server.fault(resolve(Fault::Header(
+        "X-Linked-Size".into(),
+        String::new(),
+    )));
+    client.check(&server, 0, 1_000);
     // One that cannot do ranges says so.
     let config = Config {
         personality: Personality::StaticPython,

@@ -58,6 +58,14 @@ fn demand_goes_before_downloads_and_downloads_before_guesses() {
             let at = (n * 100 + i) * MIB;
             pending.push(client.start(span(at, at + 200_000), class));
         }
+        if class == Class::Hint {
+            eventually("two guesses", || server.ledger().ranges() >= 2);
+            assert_eq!(
+                client.hub.stats().lanes,
+                2,
+                "guesses hold at most half of four lanes"
+            );
+        }
     }
     let firsts = |server: &TestHub| -> Vec<u64> {
         let ledger = server.ledger();
@@ -75,7 +83,6 @@ fn demand_goes_before_downloads_and_downloads_before_guesses() {
     let order = firsts(&server);
     let last = |class| order.iter().rposition(|c| *c == class).unwrap();
     assert!(last(2) < last(1) && last(1) < last(0), "{order:?}");
-    // Guesses hold at most half of the first four lanes, and no download waits for one.
     let first_demand = order.iter().position(|c| *c == 2).unwrap();
     let hints_before = order[..first_demand].iter().filter(|c| **c == 0).count();
     assert!(hints_before <= 2, "{order:?}");

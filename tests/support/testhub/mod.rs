@@ -103,6 +103,8 @@ pub struct Throttle {
     pub per_connection: Option<u64>,
     /// Bytes a second from the CDN in all.
     pub total: Option<u64>,
+    /// Every so manieth connection gets only so many bytes a second.
+    pub slow_lane: Option<(u64, u64)>,
     /// With more connections than the first at a time, the total falls to the second.
     pub collapse: Option<(usize, u64)>,
 }
@@ -212,6 +214,12 @@ impl State {
             Some(rate) => (rate / 100).clamp(1, 64 << 10),
             None => 64 << 10,
         }
+    }
+
+    fn lane_rate(&self, listener: Listener, connection: u64) -> Option<u64> {
+        let (every, rate) = self.throttle.lock().unwrap().slow_lane?;
+        let slow = listener == Listener::Cdn && connection % every == every - 1;
+        slow.then_some(rate)
     }
 
     /// Waits until `bytes` may go out.
@@ -462,6 +470,8 @@ async fn accept(state: Arc<State>, listener: Listener, socket: TcpListener) {
 
 async fn serve(state: &State, listener: Listener, mut stream: TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
+    // Opening a connection takes a round trip, too.
+    state.wait_latency().await;
     let connection = state.connections.fetch_add(1, SeqCst);
     let mut kept = Vec::new();
     while let Some(request) = Request::read(&mut stream, &mut kept).await? {
@@ -487,7 +497,15 @@ async fn serve(state: &State, listener: Listener, mut stream: TcpStream) -> std:
             ledger.push(entry);
             ledger.len() - 1
         };
-        if !wire::send(state, &mut stream, listener, &request, reply, fault, entry).await? {
+        let own = state.lane_rate(listener, connection);
+        let out = wire::Outgoing {
+            listener,
+            request: &request,
+            fault,
+            entry,
+            own,
+        };
+        if !wire::send(state, &mut stream, reply, out).await? {
             return Ok(());
         }
     }

@@ -216,16 +216,31 @@ struct Plan {
     rate: Option<u64>,
 }
 
-/// Sends `reply`, as `fault` has it. Whether the connection may be used again.
+/// What a reply is to.
+pub struct Outgoing<'a> {
+    pub listener: Listener,
+    pub request: &'a Request,
+    pub fault: Option<Fault>,
+    /// Its place in the ledger.
+    pub entry: usize,
+    /// Bytes a second on this connection.
+    pub own: Option<u64>,
+}
+
+/// Sends `reply`, as the fault has it. Whether the connection may be used again.
 pub async fn send(
     state: &State,
     stream: &mut TcpStream,
-    listener: Listener,
-    request: &Request,
     mut reply: Reply,
-    fault: Option<Fault>,
-    entry: usize,
+    out: Outgoing<'_>,
 ) -> io::Result<bool> {
+    let Outgoing {
+        listener,
+        request,
+        fault,
+        entry,
+        own,
+    } = out;
     let mut plan = Plan {
         stop: None,
         end: End::Keep,
@@ -236,7 +251,7 @@ pub async fn send(
         flip: None,
         zeros: None,
         drip: None,
-        rate: None,
+        rate: own,
     };
     state.wait_latency().await;
     if let Some(fault) = fault {
