@@ -113,6 +113,11 @@ fn summary(report: &Report, core: u64, experts: u64, expert_len: u64) -> String 
     let full = core + experts * expert_len;
     #[expect(clippy::cast_precision_loss, reason = "a percentage")]
     let percent = 100.0 * moved as f64 / full as f64;
+    let why = if moved > full {
+        "; the demo's cache is too small on purpose"
+    } else {
+        ""
+    };
     format!(
         "\n\
         tokens            {:>10}   ({} prompt, {} new)\n\
@@ -121,7 +126,7 @@ fn summary(report: &Report, core: u64, experts: u64, expert_len: u64) -> String 
         \x20 from disk       {:>10}   {}\n\
         \x20 from the hub    {:>10}   {}\n\
         core fetched      {:>10}\n\
-        bytes moved       {:>10}   {percent:.0} % of a full download ({})\n\
+        bytes moved       {:>10}   {percent:.0} % of a full download ({}){why}\n\
         \n\
         The same for the real model (113.5 GB of core first, then experts as they are needed):\n\
         \x20 deltafin stream --model moonshotai/Kimi-K3 --cache 200GB \"Who are you?\"",

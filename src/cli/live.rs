@@ -115,10 +115,11 @@ impl Drop for Live {
 impl Typed {
     fn new() -> Typed {
         let bars = MultiProgress::new();
-        let style =
-            ProgressStyle::with_template("{msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
-        let text = bars.add(ProgressBar::new_spinner().with_style(style.clone()));
-        let live = bars.add(ProgressBar::new_spinner().with_style(style));
+        let style = |template| {
+            ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+        };
+        let text = bars.add(ProgressBar::new_spinner().with_style(style("{msg}")));
+        let live = bars.add(ProgressBar::new_spinner().with_style(style("{wide_msg}")));
         Typed {
             bars,
             text,
