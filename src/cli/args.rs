@@ -241,11 +241,43 @@ pub(crate) struct Share {
 pub(crate) enum Cache {
     /// What the store holds
     Stats(CacheStats),
+    /// Compare what is stored with its digests; exit code 6 if anything is damaged
+    Verify(CacheVerify),
+    /// Evict the least recently used experts until a size is left
+    Trim(CacheTrim),
 }
 
 /// `cache stats`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct CacheStats {
+    #[command(flatten)]
+    pub store: StoreArgs,
+    /// One JSON object on stdout
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+}
+
+/// `cache verify`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct CacheVerify {
+    /// Read only every n-th file
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub every: u32,
+    /// Remove what is damaged, so that it is fetched again when it is needed
+    #[arg(long)]
+    pub repair: bool,
+    #[command(flatten)]
+    pub store: StoreArgs,
+    /// One JSON object on stdout
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+}
+
+/// `cache trim`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct CacheTrim {
+    /// Bytes of experts to leave, such as 100GB
+    pub size: Bytes,
     #[command(flatten)]
     pub store: StoreArgs,
     /// One JSON object on stdout

@@ -1,40 +1,43 @@
 //! `cache`: looking after the store.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 
 use serde_json::Value;
 use serde_json::json;
 
 use super::args::Cache;
 use super::args::CacheStats;
+use super::args::CacheTrim;
+use super::args::CacheVerify;
+use super::args::StoreArgs;
 use super::env::Env;
 use super::exit;
 use super::exit::CliError;
+use super::interrupt::Interrupt;
 use super::screen::Screen;
 use super::setup;
+use crate::residency::InstallObserver;
 use crate::store::Budget;
 use crate::store::ModelStore;
 use crate::store::Store;
 use crate::store::StoreOptions;
+use crate::store::VerifyOptions;
 use crate::terms::Bytes;
 
 pub(super) fn command(args: &Cache, screen: &Screen) -> Result<u8, CliError> {
     match args {
         Cache::Stats(args) => stats(args, screen),
+        Cache::Verify(args) => verify(args, screen),
+        Cache::Trim(args) => trim(args, screen),
     }
 }
 
 fn stats(args: &CacheStats, screen: &Screen) -> Result<u8, CliError> {
-    let home = setup::home(&args.store, &Env::read())?;
     let (free, reserve) = setup::space(&args.store)?;
-    let budget = Store::settings(&home).budget;
-    // Looking may not evict, whatever budget was last set.
-    let options = StoreOptions {
-        home: home.clone(),
-        budget: Budget::Unlimited,
-        reserve,
-    };
-    let store = Store::open(options)?;
+    let store = look(&args.store)?;
+    let home = store.home();
+    let budget = Store::settings(home).budget;
     let holds: Vec<Holding> = store
         .models()
         .iter()
@@ -65,6 +68,98 @@ fn stats(args: &CacheStats, screen: &Screen) -> Result<u8, CliError> {
     ));
     for holding in &holds {
         screen.text(&format!("{}\n", holding.line()));
+    }
+    Ok(exit::DONE)
+}
+
+/// Opens the store to look at it: looking may not evict, whatever budget was last set.
+fn look(args: &StoreArgs) -> Result<Store, CliError> {
+    let home = setup::home(args, &Env::read())?;
+    let (_, reserve) = setup::space(args)?;
+    let budget = Budget::Unlimited;
+    Ok(Store::open(StoreOptions {
+        home,
+        budget,
+        reserve,
+    })?)
+}
+
+fn verify(args: &CacheVerify, screen: &Screen) -> Result<u8, CliError> {
+    let interrupt = Interrupt::listen();
+    let store = look(&args.store)?;
+    let options = VerifyOptions {
+        every: args.every as usize,
+        repair: args.repair,
+    };
+    let mut models = Vec::new();
+    let mut damaged = 0;
+    for (repo, commit) in store.models() {
+        let mut staged = false;
+        let found = store.model(&repo, &commit).verify(options, &mut |so_far| {
+            if !staged {
+                staged = true;
+                screen.stage(&format!("verifying {repo}"), 0, so_far.of as u64);
+            }
+            screen.moved(1);
+            if interrupt.asked() {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        })?;
+        screen.done();
+        damaged += found.damaged.len();
+        for (path, damage) in &found.damaged {
+            screen.note(&format!("{}: {damage}", path.display()));
+        }
+        let line = format!(
+            "{repo} at {:.10}: {} files, {} read; {} proved by whole shards, {} first arrivals; {} damaged, {} removed\n",
+            commit.as_str(),
+            found.files,
+            Bytes(found.bytes),
+            found.whole_shard,
+            found.first_use,
+            found.damaged.len(),
+            found.removed
+        );
+        screen.text(&line);
+        models.push(json!({
+            "model": repo.as_str(),
+            "revision": commit.as_str(),
+            "files": found.files,
+            "bytes": found.bytes,
+            "whole_shard": found.whole_shard,
+            "manifest": found.manifest,
+            "first_use": found.first_use,
+            "damaged": found.damaged.iter().map(|(p, d)| json!({"file": p.display().to_string(), "damage": d.to_string()})).collect::<Vec<_>>(),
+            "removed": found.removed,
+        }));
+    }
+    if screen.json {
+        screen.object(&json!({ "models": models }));
+    }
+    Ok(match (interrupt.asked(), damaged) {
+        (true, _) => exit::INTERRUPTED,
+        (false, 0) => exit::DONE,
+        (false, _) => exit::DAMAGED,
+    })
+}
+
+fn trim(args: &CacheTrim, screen: &Screen) -> Result<u8, CliError> {
+    let store = look(&args.store)?;
+    let trimmed = store.trim(args.size.0)?;
+    screen.text(&format!(
+        "{} experts evicted, {}; {} are left\n",
+        trimmed.experts,
+        Bytes(trimmed.bytes),
+        Bytes(trimmed.left)
+    ));
+    if screen.json {
+        screen.object(&json!({
+            "experts": trimmed.experts,
+            "bytes": trimmed.bytes,
+            "left": trimmed.left,
+        }));
     }
     Ok(exit::DONE)
 }

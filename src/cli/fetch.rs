@@ -1,5 +1,6 @@
 //! `fetch`: the full install.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -14,6 +15,7 @@ use super::setup;
 use crate::residency::Installed;
 use crate::residency::Opened;
 use crate::residency::Plan;
+use crate::residency::Proved;
 use crate::residency::ResidencyError;
 use crate::terms::Bytes;
 
@@ -50,22 +52,10 @@ pub(super) fn command(args: &Fetch, screen: &Arc<Screen>) -> Result<u8, CliError
         ));
     }
     let mut installed = Installed::default();
+    let mut proved = None;
     if !args.dry_run {
-        if !args.core {
-            // A full install is the cache that never evicts.
-            setup.opened.store.set_unlimited(true)?;
-        }
-        let outcome = setup.opened.install_core(screen.as_ref()).and_then(|()| {
-            if args.core {
-                Ok(installed)
-            } else {
-                setup
-                    .opened
-                    .install_experts(layers.as_ref(), screen.as_ref())
-            }
-        });
-        match outcome {
-            Ok(done) => installed = done,
+        match install(&setup.opened, args, layers.as_ref(), screen) {
+            Ok(done) => (installed, proved) = done,
             Err(ResidencyError::Interrupted) => {
                 screen.note(
                     "interrupted: what was fetched is kept; run the same command again to go on",
@@ -74,13 +64,12 @@ pub(super) fn command(args: &Fetch, screen: &Arc<Screen>) -> Result<u8, CliError
             }
             Err(error) => return Err(error.into()),
         }
-        screen.note(&format!(
-            "{} experts fetched; everything asked for is in the store",
-            installed.fetched
-        ));
     }
     if screen.json {
-        screen.object(&report(&setup.opened, &plan, &installed, args.dry_run));
+        screen.object(&report(&setup.opened, &plan, &installed, proved.as_ref()));
+    }
+    if proved.is_some_and(|p| !p.different.is_empty()) {
+        return Ok(exit::DAMAGED);
     }
     if installed.not_kept > 0 {
         return Err(CliError::NoSpace(
@@ -94,12 +83,54 @@ pub(super) fn command(args: &Fetch, screen: &Arc<Screen>) -> Result<u8, CliError
     Ok(exit::DONE)
 }
 
-fn report(opened: &Opened, plan: &Plan, installed: &Installed, dry_run: bool) -> Value {
+/// Fetches what was asked for; a whole install is then proved against the hub's digests.
+fn install(
+    opened: &Opened,
+    args: &Fetch,
+    layers: Option<&RangeInclusive<u16>>,
+    screen: &Screen,
+) -> Result<(Installed, Option<Proved>), ResidencyError> {
+    if args.core {
+        opened.install_core(screen)?;
+        screen.note("the core is in the store");
+        return Ok((Installed::default(), None));
+    }
+    // A full install is the cache that never evicts.
+    opened.store.set_unlimited(true)?;
+    opened.install_core(screen)?;
+    let installed = opened.install_experts(layers, screen)?;
+    screen.note(&format!(
+        "{} experts fetched; everything asked for is in the store",
+        installed.fetched
+    ));
+    if layers.is_some() || installed.not_kept > 0 {
+        return Ok((installed, None));
+    }
+    opened.install_rest(screen)?;
+    let proved = opened.prove(screen)?;
+    screen.note(&format!(
+        "{} whole shards have the hub's sha256, {} have none published",
+        proved.whole, proved.unpublished
+    ));
+    for shard in &proved.different {
+        screen.note(&format!(
+            "{shard}: its bytes are not the hub's, although each part is what once arrived; \
+             remove its layer from the store and fetch again"
+        ));
+    }
+    Ok((installed, Some(proved)))
+}
+
+fn report(opened: &Opened, plan: &Plan, installed: &Installed, proved: Option<&Proved>) -> Value {
     let counts = opened.meter.counts();
     json!({
         "model": opened.repo.as_str(),
         "revision": opened.snapshot.commit.as_str(),
-        "dry_run": dry_run,
+        "shards": proved.map(|p| json!({
+            "whole": p.whole,
+            "unpublished": p.unpublished,
+            "different": p.different,
+        })),
         "core": {"bytes": plan.core_total, "missing": plan.core_missing},
         "experts": {
             "total": plan.experts_total,

@@ -45,6 +45,8 @@ pub fn run() -> ExitCode {
         Command::Serve(a) => (a.run.json, a.run.verbose),
         Command::Share(_) => (false, 0),
         Command::Cache(args::Cache::Stats(a)) => (a.json, 0),
+        Command::Cache(args::Cache::Verify(a)) => (a.json, 0),
+        Command::Cache(args::Cache::Trim(a)) => (a.json, 0),
     };
     let screen = Arc::new(Screen::new(json, verbose));
     let outcome = match &cli.command {

@@ -16,6 +16,7 @@ use sha2::Sha256;
 use super::ResidencyError;
 use super::open::Opened;
 use crate::checkpoint::CoreFile;
+use crate::checkpoint::CorePiece;
 use crate::checkpoint::Part;
 use crate::hub::Arrived;
 use crate::hub::Class;
@@ -24,6 +25,7 @@ use crate::hub::Span;
 use crate::hub::Ticket;
 use crate::store::CoreWriter;
 use crate::terms::ByteRange;
+use crate::terms::CorePart;
 use crate::terms::Digest;
 use crate::terms::ExpertKey;
 
@@ -147,6 +149,25 @@ impl Opened {
         }
         pad_to(&mut writer, file.len)?;
         Ok(writer.finish(&source)?)
+    }
+
+    /// Brings the rest of a stretch of a shard that is kept as it is.
+    pub(super) fn fetch_stretch(
+        &self,
+        part: Part,
+        writer: CoreWriter,
+        moved: &dyn Fn(u64),
+    ) -> Result<std::path::PathBuf, ResidencyError> {
+        let file = CoreFile {
+            part: CorePart::Top, // names nothing here: the writer knows its place
+            head: Vec::new(),
+            pieces: vec![CorePiece {
+                source: part,
+                offset: 0,
+            }],
+            len: part.range.len(),
+        };
+        self.fetch_core(&file, writer, moved)
     }
 
     /// # Errors

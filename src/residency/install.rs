@@ -15,7 +15,10 @@ use crate::hub::Ticket;
 use crate::store::CoreState;
 use crate::store::Filled;
 use crate::store::Lookup;
+use crate::store::ShardDigest;
+use crate::store::Shards;
 use crate::store::Slot;
+use crate::store::Verdict;
 use crate::terms::ExpertKey;
 
 /// Experts under way or waiting for the disk at once during a full install.
@@ -54,6 +57,20 @@ pub struct Installed {
     /// Experts fetched that the disk would not keep.
     pub not_kept: u64,
 }
+
+/// What the comparison of whole shards with the hub's digests has shown.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Proved {
+    /// Shards whose bytes are the hub's.
+    pub whole: usize,
+    /// Shards of which the hub publishes no digest.
+    pub unpublished: usize,
+    /// Shards whose bytes are not the hub's, although each part is what once arrived.
+    pub different: Vec<String>,
+}
+
+/// Read back in steps of this size, so that a stop is heard.
+const PROVE_STEP: u64 = 64 << 20;
 
 impl Opened {
     /// What is missing of the core and of the experts in `layers` (all when `None`).
@@ -191,5 +208,80 @@ impl Opened {
         }
         observer.done();
         Ok(installed)
+    }
+
+    /// Fetches what the text engine never reads (vision, projector), so that whole shards can be
+    /// proved and shared.
+    ///
+    /// # Errors
+    ///
+    /// If the hub or the disk fails, or somebody asked to stop.
+    pub fn install_rest(&self, observer: &dyn InstallObserver) -> Result<(), ResidencyError> {
+        let missing = self.store.missing(&self.layout);
+        if missing.rest.is_empty() {
+            return Ok(());
+        }
+        let total: u64 = self.layout.rest().iter().map(|p| p.range.len()).sum();
+        observer.stage("fetching the rest", total - missing.rest_bytes, total);
+        for part in missing.rest {
+            let shard = self.layout.shard(part);
+            let mut state = self.store.rest(shard, part.range)?;
+            loop {
+                self.check_stop()?;
+                match state {
+                    CoreState::Ready(_) => break,
+                    CoreState::Partial(writer) => {
+                        self.fetch_stretch(part, writer, &|bytes| observer.moved(bytes))?;
+                        break;
+                    }
+                    CoreState::Busy(other) => state = other.wait(OTHERS)?,
+                }
+            }
+        }
+        observer.done();
+        Ok(())
+    }
+
+    /// Compares every whole shard with the digest that the hub publishes, reading each back from
+    /// disk once.
+    ///
+    /// # Errors
+    ///
+    /// If something is missing, or the disk refuses, or somebody asked to stop. A shard that
+    /// differs is no error but a count.
+    pub fn prove(&self, observer: &dyn InstallObserver) -> Result<Proved, ResidencyError> {
+        let shards = Shards::new(&self.layout);
+        let mut todo = Vec::new();
+        let mut proved = Proved::default();
+        for name in shards.names() {
+            if self.store.is_confirmed(name)? {
+                proved.whole += 1;
+            } else {
+                todo.push(name.as_str());
+            }
+        }
+        if todo.is_empty() {
+            return Ok(proved);
+        }
+        let size = |name: &str| self.snapshot.files.get(name).map_or(0, |f| f.size);
+        let total = todo.iter().map(|name| size(name)).sum();
+        observer.stage("proving whole shards", 0, total);
+        for name in todo {
+            let mut digest = ShardDigest::new(name);
+            while digest.at() < size(name) {
+                self.check_stop()?;
+                let before = digest.at();
+                digest.catch_up(&self.store, &shards, size(name).min(before + PROVE_STEP))?;
+                observer.moved(digest.at() - before);
+            }
+            let actual = digest.finish(&self.store, &shards)?;
+            match self.store.confirm_shard(&shards, name, actual)? {
+                Verdict::Whole => proved.whole += 1,
+                Verdict::Unpublished => proved.unpublished += 1,
+                Verdict::Different { .. } => proved.different.push(name.to_owned()),
+            }
+        }
+        observer.done();
+        Ok(proved)
     }
 }

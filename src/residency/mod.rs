@@ -25,6 +25,7 @@ pub use core::MappedPart;
 pub use error::ResidencyError;
 pub use install::Installed;
 pub use install::Plan;
+pub use install::Proved;
 pub use meter::ByOrigin;
 pub use meter::Counts;
 pub use meter::Meter;
