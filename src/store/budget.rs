@@ -15,6 +15,7 @@ use super::error::StoreError;
 use super::error::full;
 use super::index::Entry;
 use super::index::EntryId;
+use super::index::Index;
 use super::ledger::Entered;
 use super::lock;
 use super::recover;
@@ -58,7 +59,8 @@ impl Inner {
     pub(super) fn enter(&self, limit: Duration) -> Result<Entered<'_>, StoreError> {
         let mut entered = self.gate.enter(limit)?;
         if !entered.valid {
-            self.recount(&mut entered);
+            let counted = self.recount(&mut entered);
+            counted.map_err(|e| StoreError::io("count", &self.home, e))?;
         }
         Ok(entered)
     }
@@ -75,7 +77,8 @@ impl Inner {
                 }
                 Ok(None) if !recounted => {
                     recounted = true;
-                    self.recount(&mut entered);
+                    let counted = self.recount(&mut entered);
+                    counted.map_err(|e| StoreError::io("count", &self.home, e))?;
                 }
                 Ok(None) => break,
                 Err(_) if stubborn < STUBBORN_MAX => stubborn += 1,
@@ -98,7 +101,7 @@ impl Inner {
         if !fixed && limits.budget.limit() < need {
             return Err(NotKept::Budget); // never worth evicting anything for
         }
-        let mut entered = self.enter(GATE_WAIT).map_err(|_| NotKept::Busy)?;
+        let mut entered = self.enter(GATE_WAIT).map_err(|e| unentered(&e))?;
         let made = self.make_room(&mut entered, need, fixed, limits);
         if made.is_ok() && !fixed {
             *entered.reserved() += need;
@@ -153,7 +156,7 @@ impl Inner {
             // Evicting everything for nothing would be the worst of both.
             let enough = lock(&self.state).index.evictable() >= over_budget.max(over_disk);
             if !enough {
-                if swept || !self.sweep_if_due(entered) {
+                if swept || !self.sweep_if_due(entered).map_err(|e| not_kept(&e))? {
                     return Err(why);
                 }
                 swept = true;
@@ -235,33 +238,33 @@ impl Inner {
 
     /// Looks for processes that died and clears up after them; counts anew. Not more than once a
     /// second: false if it was not its time.
-    fn sweep_if_due(&self, entered: &mut Entered<'_>) -> bool {
+    fn sweep_if_due(&self, entered: &mut Entered<'_>) -> io::Result<bool> {
         let now = self.disk.now();
         {
             let mut state = lock(&self.state);
             if now.saturating_sub(state.swept) < SWEEP_EVERY_NS {
-                return false;
+                return Ok(false);
             }
             state.swept = now;
         }
-        recover::sweep_dead(self, entered);
-        self.recount(entered);
-        true
+        recover::sweep_dead(self, entered)?;
+        self.recount(entered)?;
+        Ok(true)
     }
 
     /// Counts the experts on disk and takes that for the truth.
-    pub(super) fn recount(&self, entered: &mut Entered<'_>) {
-        recover::adopt_new_models(self);
+    pub(super) fn recount(&self, entered: &mut Entered<'_>) -> io::Result<()> {
+        entered.valid = false;
+        recover::adopt_new_models(self)?;
         let mut state = lock(&self.state);
-        let mut found = Vec::new();
+        let mut found: Vec<(EntryId, Entry)> = Vec::new();
         for model in &state.models {
-            let scan = recover::scan_model(&*self.disk, model);
-            found.extend(scan.entries);
+            found.extend(recover::scan_model(&*self.disk, model)?.entries);
         }
-        // What is new to us was published by another process, and looked at by it.
-        let found: Vec<(EntryId, Entry)> = found;
-        state.index = super::index::Index::of(found, &state.index);
+        state.index = Index::of(found, &state.index);
         entered.ledger.published = state.index.bytes();
+        entered.valid = true;
+        Ok(())
     }
 }
 
@@ -280,5 +283,14 @@ pub(super) fn not_kept(error: &io::Error) -> NotKept {
         NotKept::Full
     } else {
         NotKept::Disk(error.kind())
+    }
+}
+
+/// Why the gate stayed shut.
+pub(super) fn unentered(error: &StoreError) -> NotKept {
+    match error {
+        StoreError::Full { .. } => NotKept::Full,
+        StoreError::Io { source, .. } => NotKept::Disk(source.kind()),
+        _ => NotKept::Busy,
     }
 }

@@ -243,6 +243,8 @@ impl CoreWriter {
             writer.done = 0;
         }
         writer.file.set_len(writer.done).map_err(failed)?;
+        let log = &writer.model.record().log;
+        log.sync_roots().map_err(failed)?;
         // From here on the part's length counts, in this run of the system.
         writer.checkpoint().map_err(failed)?;
         Ok(writer)

@@ -17,6 +17,8 @@ use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering;
 
 use serde::Deserialize;
 use serde::Serialize;
@@ -280,16 +282,25 @@ pub(super) struct DigestLog {
     disk: Arc<dyn Disk>,
     path: PathBuf,
     by: String,
+    /// The folders above the log, up to the one that holds the home.
+    above: Vec<PathBuf>,
+    /// Whether those are safe from a power loss.
+    rooted: AtomicBool,
     table: Mutex<Option<Table>>,
     tail: Mutex<Tail>,
 }
 
 impl DigestLog {
-    pub(super) fn new(disk: Arc<dyn Disk>, path: PathBuf, session: u64) -> Self {
+    /// The log of the model in `folder`, which lies somewhere below `home`.
+    pub(super) fn new(disk: Arc<dyn Disk>, home: &Path, folder: &Path, session: u64) -> Self {
+        let in_home = folder.ancestors().take_while(|f| f.starts_with(home));
+        let above = in_home.chain(home.parent()).map(Path::to_owned);
         DigestLog {
             disk,
-            path,
+            path: folder.join("digests"),
             by: format!("{session:016x}"),
+            above: above.collect(),
+            rooted: AtomicBool::new(false),
             table: Mutex::default(),
             tail: Mutex::default(),
         }
@@ -378,7 +389,10 @@ impl DigestLog {
         let text = serde_json::to_string(&Mark::Unclean).map_err(io::Error::other)?;
         let mut tail = lock(&self.tail);
         self.write(&mut tail, text + "\n")?;
-        tail.file.as_ref().map_or(Ok(()), |file| file.sync())
+        tail.file.as_ref().map_or(Ok(()), |file| file.sync())?;
+        drop(tail);
+        let mut table = lock(&self.table);
+        self.refresh(&mut table)
     }
 
     fn write(&self, tail: &mut Tail, text: String) -> io::Result<()> {
@@ -447,23 +461,37 @@ impl DigestLog {
         let mut folders: Vec<&Path> = Vec::new();
         for (_, path) in files {
             match self.disk.open(path, How::Read).and_then(|file| file.sync()) {
-                Ok(()) => folders.extend(path.parent()),
-                Err(e) if e.kind() == io::ErrorKind::NotFound => {} // evicted meanwhile
+                Ok(()) => {}
+                // Evicted meanwhile. Its folder is synced nevertheless: a name that comes back after
+                // a power loss would stand for bytes that were never synced.
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
                 Err(e) => return Err(e),
             }
+            // The layer's folder may be new, and so may the one above it.
+            folders.extend(path.ancestors().skip(1).take(2));
         }
         folders.sort_unstable();
         folders.dedup();
-        for folder in folders {
-            self.disk.sync_folder(folder)?;
-            if let Some(above) = folder.parent() {
-                self.disk.sync_folder(above)?; // the layer's folder may be new
+        folders
+            .iter()
+            .try_for_each(|folder| self.disk.sync_folder(folder))?;
+        self.sync_roots()
+    }
+
+    /// Makes the model's own folder, and those above it, safe from a power loss. Once is enough: they
+    /// are never removed; but the log itself may be new later.
+    pub(super) fn sync_roots(&self) -> io::Result<()> {
+        let rooted = self.rooted.load(Ordering::Acquire);
+        let known = if rooted { 1 } else { self.above.len() };
+        for folder in &self.above[..known.min(self.above.len())] {
+            match self.disk.sync_folder(folder) {
+                // The folder that holds the home may be one we may not even open.
+                Err(_) if Some(folder) == self.above.last() && known > 1 => {}
+                other => other?,
             }
         }
-        match self.path.parent() {
-            Some(model) => self.disk.sync_folder(model), // and so may be the log itself
-            None => Ok(()),
-        }
+        self.rooted.store(true, Ordering::Release);
+        Ok(())
     }
 }
 

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::terms::ByteRange;
 use crate::terms::Digest;
 
 /// Cut by what the caller does next: fetch again ([`StoreError::refetch`]), or tell the person.
@@ -57,6 +58,14 @@ pub enum StoreError {
         path: PathBuf,
         /// How long we waited.
         waited: Duration,
+    },
+    /// Bytes of a shard that are not stored.
+    #[error("{shard}: {range} are not in the store")]
+    Absent {
+        /// The shard's name.
+        shard: String,
+        /// The stretch, all or some of which is missing.
+        range: ByteRange,
     },
     /// A name that cannot be a file of a model.
     #[error("`{name}` cannot be the name of a model's file")]
@@ -139,6 +148,7 @@ impl StoreError {
                 Some("it is fetched again when it is needed; see `deltafin cache verify`")
             }
             StoreError::Io { .. } => Some("look at the disk with `deltafin doctor`"),
+            StoreError::Absent { .. } => Some("`deltafin fetch` brings what is missing"),
             StoreError::Gone { .. } | StoreError::Name { .. } | StoreError::Short { .. } => None,
         }
     }

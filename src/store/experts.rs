@@ -201,6 +201,26 @@ impl ModelStore {
         }
     }
 
+    /// An expert, if it is here, without marking it used and without the duty to fetch it.
+    pub fn lease(&self, key: ExpertKey, len: u64) -> Option<Lease> {
+        let entry = self.entry(key);
+        let store = entry.store.clone();
+        let mut state = lock(&store.inner.state);
+        match entry.find(&mut state, len) {
+            Found::Here => {
+                state.index.pin(entry.id);
+                drop(state);
+                entry.lease(len)
+            }
+            Found::Wrong(damage) => {
+                drop(state);
+                entry.damaged(damage);
+                None
+            }
+            Found::Nowhere => None,
+        }
+    }
+
     /// Whether an expert is on disk, without marking it used.
     pub fn contains(&self, key: ExpertKey) -> bool {
         let entry = self.entry(key);
@@ -251,7 +271,7 @@ impl ModelStore {
         told.map(|told| told.known)
     }
 
-    fn entry_id(&self, key: ExpertKey) -> EntryId {
+    pub(super) fn entry_id(&self, key: ExpertKey) -> EntryId {
         let model = self.record().id;
         EntryId { model, key }
     }

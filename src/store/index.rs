@@ -189,6 +189,12 @@ impl Index {
         self.bytes - self.pinned
     }
 
+    /// The latest use of any entry.
+    pub(super) fn newest(&self) -> u64 {
+        let all = self.lru.iter().chain(self.fixed.iter());
+        all.map(|(_, entry)| entry.mtime).max().unwrap_or(0)
+    }
+
     /// All entries of one model, in no order.
     pub(super) fn of_model(&self, model: u32) -> impl Iterator<Item = (EntryId, Entry)> + '_ {
         let all = self.lru.iter().chain(self.fixed.iter());

@@ -43,6 +43,31 @@ impl Lease {
         self.read_checked(true)
     }
 
+    /// Fills `bytes` from `offset` on. An expert that nobody has read since an unclean stop is read
+    /// and checked as a whole first.
+    pub fn read_at(&self, offset: u64, bytes: &mut [u8]) -> Result<(), StoreError> {
+        let entry = &self.entry;
+        let known = lock(&entry.inner().state).index.get(entry.id);
+        let end = offset.saturating_add(bytes.len() as u64);
+        if known.is_some_and(|known| known.checked)
+            && let Some(opened) = &self.open
+            && end <= self.len
+            && opened.file.read_at(bytes, offset).is_ok()
+        {
+            return Ok(());
+        }
+        let whole = self.read()?;
+        let from = usize::try_from(offset).unwrap_or(usize::MAX);
+        let part = whole.get(from..).and_then(|tail| tail.get(..bytes.len()));
+        let part = part.ok_or_else(|| StoreError::Short {
+            path: entry.path(),
+            done: self.len,
+            len: end,
+        })?;
+        bytes.copy_from_slice(part);
+        Ok(())
+    }
+
     fn read_checked(&self, always: bool) -> Result<Bytes, StoreError> {
         let entry = &self.entry;
         let bytes = match &self.open {

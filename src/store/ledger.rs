@@ -278,10 +278,11 @@ pub(super) fn life(disk: &dyn Disk, locks: &Path, session: u64) -> Life {
 /// tells the next process that this one did not end in order.
 pub(super) fn begin_session(
     disk: &dyn Disk,
-    locks: &Path,
+    home: &Path,
     session: u64,
 ) -> io::Result<Box<dyn DiskFile>> {
-    let path = session_path(locks, session);
+    let locks = home.join("locks");
+    let path = session_path(&locks, session);
     let file = disk.open(&path, How::CreateNew)?;
     let begun = (|| {
         if !file.try_lock()? {
@@ -289,7 +290,8 @@ pub(super) fn begin_session(
         }
         file.write_at(disk.boot().unwrap_or_default().as_bytes(), 0)?;
         file.sync()?;
-        disk.sync_folder(locks)
+        disk.sync_folder(&locks)?;
+        disk.sync_folder(home)
     })();
     if begun.is_err() {
         let _ = disk.remove_file(&path);

@@ -59,8 +59,10 @@ mod ledger;
 mod model;
 mod recover;
 mod settings;
+mod shards;
 mod slot;
 mod syncer;
+mod verify;
 
 #[cfg(test)]
 mod tests;
@@ -85,6 +87,15 @@ pub use self::model::FileRecord;
 pub use self::model::ModelStore;
 pub use self::model::SourceRecord;
 pub use self::settings::Settings;
+pub use self::shards::Holder;
+pub use self::shards::Missing;
+pub use self::shards::ShardDigest;
+pub use self::shards::Shards;
+pub use self::shards::Stretch;
+pub use self::shards::Verdict;
+pub use self::verify::Scrubbed;
+pub use self::verify::Verified;
+pub use self::verify::VerifyOptions;
 
 use self::digests::DigestLog;
 use self::disk::Disk;
@@ -250,7 +261,8 @@ impl Store {
 
     /// Every model of which something is stored.
     pub fn models(&self) -> Vec<(RepoId, Revision)> {
-        let mut models = recover::models_in(&*self.inner.disk, &self.inner.home);
+        let models = recover::models_in(&*self.inner.disk, &self.inner.home);
+        let mut models = models.unwrap_or_default();
         models.sort();
         models
     }
@@ -316,7 +328,7 @@ impl State {
 impl Inner {
     fn new_model(&self, id: usize, repo: &RepoId, commit: &Revision) -> Model {
         let folder = recover::model_folder(&self.home, repo, commit);
-        let log = DigestLog::new(Arc::clone(&self.disk), folder.join("digests"), self.session);
+        let log = DigestLog::new(Arc::clone(&self.disk), &self.home, &folder, self.session);
         let log = Arc::new(log);
         if let Some(syncer) = &self.syncer {
             syncer.watch(&log);
@@ -344,8 +356,12 @@ impl Drop for Inner {
         let models = std::mem::take(&mut lock(&self.state).models);
         let synced = models.iter().all(|model| model.log.sync().is_ok());
         if synced {
-            let line = ledger::session_path(&self.home.join("locks"), self.session);
-            let _ = self.disk.remove_file(&line);
+            let locks = self.home.join("locks");
+            let _ = self
+                .disk
+                .remove_file(&ledger::session_path(&locks, self.session));
+            // Should this fail, a power loss makes the next process look more closely: no harm.
+            let _ = self.disk.sync_folder(&locks);
         }
     }
 }

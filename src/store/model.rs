@@ -197,7 +197,9 @@ impl ModelStore {
         let create = inner.disk.create_folder(&self.model.folder);
         create.map_err(|e| StoreError::io("create", &self.model.folder, e))?;
         let mut entered = inner.enter(GATE_WAIT)?;
-        let mut settings = Settings::read(&*inner.disk, &inner.home);
+        let path = inner.home.join("store.json");
+        let settings = Settings::read(&*inner.disk, &inner.home);
+        let mut settings = settings.map_err(|e| StoreError::io("read", &path, e))?;
         let name = model_name(&self.model);
         let changed = if unlimited {
             settings.unlimited.insert(name)
@@ -207,7 +209,8 @@ impl ModelStore {
         if changed {
             settings.write(&*inner.disk, &inner.home)?;
         }
-        inner.recount(&mut entered);
+        let counted = inner.recount(&mut entered);
+        counted.map_err(|e| StoreError::io("count", &inner.home, e))?;
         let path = inner.home.join("locks/ledger");
         entered
             .commit()

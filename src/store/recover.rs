@@ -64,10 +64,10 @@ pub(super) fn model_name(model: &Model) -> String {
 }
 
 /// Every model folder of a home. A name that is none of ours is left alone.
-pub(super) fn models_in(disk: &dyn Disk, home: &Path) -> Vec<(RepoId, Revision)> {
+pub(super) fn models_in(disk: &dyn Disk, home: &Path) -> io::Result<Vec<(RepoId, Revision)>> {
     let root = home.join("models-v1");
     let mut models = Vec::new();
-    for repo in folders(disk, &root) {
+    for repo in folders(disk, &root)? {
         let Some(id) = repo
             .split_once("--")
             .map(|(org, name)| format!("{org}/{name}"))
@@ -77,18 +77,25 @@ pub(super) fn models_in(disk: &dyn Disk, home: &Path) -> Vec<(RepoId, Revision)>
         let Ok(id) = id.parse::<RepoId>() else {
             continue;
         };
-        let commits = folders(disk, &root.join(&repo)).into_iter();
+        let commits = folders(disk, &root.join(&repo))?.into_iter();
         models.extend(commits.filter_map(|c| Some((id.clone(), c.parse().ok()?))));
     }
-    models
+    Ok(models)
 }
 
-fn folders(disk: &dyn Disk, path: &Path) -> Vec<String> {
-    let listed = disk.list(path).unwrap_or_default().into_iter();
-    listed
-        .filter(|l| l.facts.kind != Kind::File)
-        .map(|l| l.name)
-        .collect()
+fn folders(disk: &dyn Disk, path: &Path) -> io::Result<Vec<String>> {
+    let listed = list(disk, path)?.into_iter();
+    let folders = listed.filter(|l| l.facts.kind != Kind::File);
+    Ok(folders.map(|l| l.name).collect())
+}
+
+/// What is in a folder; nothing, if there is none. Any other refusal is an error: to take an
+/// unreadable folder for an empty one would be to forget what it holds, and the budget with it.
+pub(super) fn list(disk: &dyn Disk, folder: &Path) -> io::Result<Vec<Listed>> {
+    match disk.list(folder) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        other => other,
+    }
 }
 
 /// What lies in a model's `experts/`.
@@ -102,13 +109,13 @@ pub(super) struct Scan {
 }
 
 /// Lists a model's experts: names, lengths, times; no content.
-pub(super) fn scan_model(disk: &dyn Disk, model: &Model) -> Scan {
+pub(super) fn scan_model(disk: &dyn Disk, model: &Model) -> io::Result<Scan> {
     let root = model.folder.join("experts");
     let mut scan = Scan::default();
-    for layer in disk.list(&root).unwrap_or_default() {
+    for layer in list(disk, &root)? {
         let folder = root.join(&layer.name);
         if layer.name == "tmp" {
-            scan.temporary = disk.list(&folder).unwrap_or_default();
+            scan.temporary = list(disk, &folder)?;
             continue;
         }
         let Some(number_of_layer) = number(&layer.name, 3) else {
@@ -118,7 +125,7 @@ pub(super) fn scan_model(disk: &dyn Disk, model: &Model) -> Scan {
             scan.wrong.push(folder);
             continue;
         }
-        for file in disk.list(&folder).unwrap_or_default() {
+        for file in list(disk, &folder)? {
             let Some(expert) = number(&file.name, 4) else {
                 continue;
             };
@@ -140,7 +147,7 @@ pub(super) fn scan_model(disk: &dyn Disk, model: &Model) -> Scan {
             scan.entries.push((EntryId { model, key }, entry));
         }
     }
-    scan
+    Ok(scan)
 }
 
 /// Opens a home; see [`super::Store::open`].
@@ -194,12 +201,15 @@ pub(super) fn open(
 }
 
 fn begin(inner: &mut Inner) -> Result<(), StoreError> {
-    let locks = inner.home.join("locks");
+    let home = inner.home.clone();
+    let counting = |e| StoreError::io("count", &home, e);
+    let locks = home.join("locks");
     let mut entered = inner.gate.enter(OPEN_WAIT)?;
-    adopt_new_models(inner);
-    let (dead, alive) = roll_call(&*inner.disk, &locks);
+    adopt_new_models(inner).map_err(counting)?;
+    let (dead, alive) = roll_call(&*inner.disk, &locks).map_err(counting)?;
+    sweep_leftovers(inner, &alive).map_err(counting)?;
     if !dead.is_empty() {
-        clear_up(inner, &dead, &alive);
+        distrust(inner, &dead).map_err(counting)?;
     }
     // The ledger of a home that nobody uses is worth nothing; else the others' reservations are.
     let others = entered.ledger.sessions.iter();
@@ -211,27 +221,21 @@ fn begin(inner: &mut Inner) -> Result<(), StoreError> {
         published: 0,
         sessions,
     };
-    inner.recount(&mut entered);
-    let newest = {
-        let state = lock(&inner.state);
-        let models = 0..u32::try_from(state.models.len()).unwrap_or(u32::MAX);
-        let entries = models.flat_map(|model| state.index.of_model(model));
-        entries.map(|(_, entry)| entry.mtime).max().unwrap_or(0)
-    };
-    lock(&inner.state).clock = newest;
-    let line = begin_session(&*inner.disk, &locks, inner.session);
+    inner.recount(&mut entered).map_err(counting)?;
+    {
+        let mut state = lock(&inner.state);
+        state.clock = state.index.newest();
+    }
+    let line = begin_session(&*inner.disk, &home, inner.session);
     let line = line.and_then(|line| entered.commit().map(|()| line));
     drop(entered);
     match line {
         Ok(line) => inner.life_line = Some(line),
         // A full disk must not keep anybody from running what is installed.
         Err(e) if full(&e) => {
-            lock(&inner.state).trouble(|| format!("{}: the disk is full", inner.home.display()));
+            lock(&inner.state).trouble(|| format!("{}: the disk is full", home.display()));
         }
-        Err(source) => {
-            let path = inner.home.clone();
-            return Err(StoreError::Home { path, source });
-        }
+        Err(source) => return Err(StoreError::Home { path: home, source }),
     }
     Ok(())
 }
@@ -247,9 +251,9 @@ fn new_session(disk: &dyn Disk) -> u64 {
 
 /// The processes of this home: those that died, with the run of the system they died in, and those
 /// that live.
-fn roll_call(disk: &dyn Disk, locks: &Path) -> (Vec<(u64, Option<String>)>, HashSet<u64>) {
+fn roll_call(disk: &dyn Disk, locks: &Path) -> io::Result<(Vec<Dead>, HashSet<u64>)> {
     let (mut dead, mut alive) = (Vec::new(), HashSet::new());
-    for listed in disk.list(locks).unwrap_or_default() {
+    for listed in list(disk, locks)? {
         let Some(session) = session_of(&listed.name) else {
             continue;
         };
@@ -261,13 +265,20 @@ fn roll_call(disk: &dyn Disk, locks: &Path) -> (Vec<(u64, Option<String>)>, Hash
             Life::Absent => {}
         }
     }
-    (dead, alive)
+    Ok((dead, alive))
 }
 
+/// A process that ended without saying so, and the run of the system in which it lived.
+type Dead = (u64, Option<String>);
+
 /// Models that another process, or an earlier run, has made.
-pub(super) fn adopt_new_models(inner: &Inner) {
-    let settings = Settings::read(&*inner.disk, &inner.home);
-    let found = models_in(&*inner.disk, &inner.home);
+///
+/// # Errors
+///
+/// If it cannot be known which models are exempt from the budget, nothing may be evicted.
+pub(super) fn adopt_new_models(inner: &Inner) -> io::Result<()> {
+    let settings = Settings::read(&*inner.disk, &inner.home)?;
+    let found = models_in(&*inner.disk, &inner.home)?;
     let mut state = lock(&inner.state);
     for (repo, commit) in found {
         let known = |m: &Arc<Model>| m.repo == repo && m.commit == commit;
@@ -280,24 +291,57 @@ pub(super) fn adopt_new_models(inner: &Inner) {
         let fixed = settings.unlimited.contains(&model_name(&model));
         state.index.set_fixed(model.id, fixed);
     }
+    Ok(())
 }
 
 /// Looks for processes that died since, and clears up after them.
-pub(super) fn sweep_dead(inner: &Inner, entered: &mut Entered<'_>) {
-    let locks = inner.home.join("locks");
-    adopt_new_models(inner);
-    let (dead, mut alive) = roll_call(&*inner.disk, &locks);
+pub(super) fn sweep_dead(inner: &Inner, entered: &mut Entered<'_>) -> io::Result<()> {
+    adopt_new_models(inner)?;
+    let (dead, mut alive) = roll_call(&*inner.disk, &inner.home.join("locks"))?;
     alive.insert(inner.session);
     if !dead.is_empty() {
-        clear_up(inner, &dead, &alive);
+        sweep_leftovers(inner, &alive)?;
+        distrust(inner, &dead)?;
     }
     entered.ledger.sessions.retain(|(id, _)| alive.contains(id));
+    Ok(())
 }
 
-/// After an unclean stop: temporary files and claims of the dead go, and so does every expert for
-/// which nothing vouches. The life lines of the dead go last, so that a crash in here is only a
-/// reason to do it again.
-fn clear_up(inner: &Inner, dead: &[(u64, Option<String>)], alive: &HashSet<u64>) {
+/// Removes what nobody alive has anything to do with: temporary files and claims of the dead, and
+/// things in the place of an expert. A power loss brings such things back even after a clean stop.
+fn sweep_leftovers(inner: &Inner, alive: &HashSet<u64>) -> io::Result<()> {
+    let disk = &*inner.disk;
+    let of_the_living = |owner: Option<u64>| owner.is_some_and(|owner| alive.contains(&owner));
+    for model in lock(&inner.state).models.clone() {
+        let scan = scan_model(disk, &model)?;
+        let temporary = model.folder.join("experts/tmp");
+        for file in &scan.temporary {
+            let owner = session_of(file.name.split('.').next().unwrap_or_default());
+            if !of_the_living(owner) {
+                // Left where it is, it would count against no budget.
+                remove_any(disk, &temporary.join(&file.name))?;
+            }
+        }
+        for path in &scan.wrong {
+            if remove_any(disk, path).is_ok() {
+                lock(&inner.state).stats.damaged += 1;
+            }
+        }
+    }
+    let claims = inner.home.join("locks/claims");
+    for claim in list(disk, &claims)? {
+        let path = claims.join(&claim.name);
+        if !of_the_living(super::experts::claim_owner(disk, &path)) {
+            let _ = disk.remove_file(&path);
+        }
+    }
+    Ok(())
+}
+
+/// After an unclean stop every expert goes for which nothing vouches, and the others are compared
+/// with their digests when they are used next. The life lines of the dead go last, so that a crash in
+/// here is only a reason to do it again.
+fn distrust(inner: &Inner, dead: &[Dead]) -> io::Result<()> {
     let boot = inner.disk.boot();
     // As long as the system has not been started anew, the page cache holds every byte that a killed
     // process has written, and a line that was written vouches for its file. After a power loss only
@@ -305,52 +349,36 @@ fn clear_up(inner: &Inner, dead: &[(u64, Option<String>)], alive: &HashSet<u64>)
     let same_boot = |b: &Option<String>| b.is_some() && *b == boot;
     let power_lost = !dead.iter().all(|(_, boot)| same_boot(boot));
     let models = lock(&inner.state).models.clone();
-    let mut complete = true;
     for model in &models {
-        complete &= clear_up_model(inner, model, alive, power_lost).is_ok();
+        distrust_model(inner, model, power_lost)?;
     }
-    let claims = inner.home.join("locks/claims");
-    for claim in inner.disk.list(&claims).unwrap_or_default() {
-        let path = claims.join(&claim.name);
-        if !super::experts::claim_owner(&*inner.disk, &path).is_some_and(|o| alive.contains(&o)) {
-            let _ = inner.disk.remove_file(&path);
-        }
+    for (session, _) in dead {
+        let line = session_path(&inner.home.join("locks"), *session);
+        let _ = inner.disk.remove_file(&line);
     }
-    if complete {
-        for (session, _) in dead {
-            let line = session_path(&inner.home.join("locks"), *session);
-            let _ = inner.disk.remove_file(&line);
-        }
-    }
+    Ok(())
 }
 
-fn clear_up_model(
-    inner: &Inner,
-    model: &Model,
-    alive: &HashSet<u64>,
-    power_lost: bool,
-) -> io::Result<()> {
-    let scan = scan_model(&*inner.disk, model);
-    let temporary = model.folder.join("experts/tmp");
-    for file in &scan.temporary {
-        let owner = session_of(file.name.split('.').next().unwrap_or_default());
-        if !owner.is_some_and(|owner| alive.contains(&owner)) {
-            remove_any(&*inner.disk, &temporary.join(&file.name))?;
-        }
-    }
-    for path in &scan.wrong {
-        remove_any(&*inner.disk, path)?;
-        lock(&inner.state).stats.damaged += 1;
-    }
+fn distrust_model(inner: &Inner, model: &Model, power_lost: bool) -> io::Result<()> {
+    let scan = scan_model(&*inner.disk, model)?;
     if scan.entries.is_empty() && inner.disk.facts(model.log.path()).is_err() {
         return Ok(());
     }
-    for (id, _) in &scan.entries {
+    let mut folders = HashSet::new();
+    for (id, entry) in &scan.entries {
         let told = model.log.get(&Subject::Expert(id.key))?;
-        if !told.is_some_and(|told| told.synced || !power_lost) {
-            remove_any(&*inner.disk, &expert_path(&model.folder, id.key))?;
+        let vouched =
+            told.is_some_and(|told| (told.synced || !power_lost) && told.known.length == entry.len);
+        if !vouched {
+            let path = expert_path(&model.folder, id.key);
+            remove_any(&*inner.disk, &path)?;
+            folders.extend(path.parent().map(Path::to_owned));
             lock(&inner.state).stats.distrusted += 1;
         }
+    }
+    // Else another power loss could bring them back, with nobody left to suspect them.
+    for folder in &folders {
+        inner.disk.sync_folder(folder)?;
     }
     model.log.mark_unclean()
 }

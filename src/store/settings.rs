@@ -1,6 +1,7 @@
 //! `store.json`: what was set last for this home.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -30,13 +31,17 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// What is set for a home. Missing or unreadable settings are empty ones: they only say what a
-    /// person can say again.
-    pub(super) fn read(disk: &dyn Disk, home: &Path) -> Self {
-        let bytes = read_file(disk, &home.join("store.json")).ok().flatten();
-        bytes
-            .and_then(|bytes| serde_json::from_slice(&bytes).ok())
-            .unwrap_or_default()
+    /// What is set for a home; nothing, if nothing was ever set.
+    ///
+    /// # Errors
+    ///
+    /// Settings that cannot be read are not empty settings: they would tell which models must not be
+    /// evicted.
+    pub(super) fn read(disk: &dyn Disk, home: &Path) -> io::Result<Self> {
+        match read_file(disk, &home.join("store.json"))? {
+            Some(bytes) => Ok(serde_json::from_slice(&bytes)?),
+            None => Ok(Settings::default()),
+        }
     }
 
     pub(super) fn write(&self, disk: &dyn Disk, home: &Path) -> Result<(), StoreError> {

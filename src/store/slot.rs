@@ -10,6 +10,7 @@ use bytes::Bytes;
 
 use super::budget::GATE_WAIT;
 use super::budget::not_kept;
+use super::budget::unentered;
 use super::digests::Known;
 use super::digests::Level;
 use super::digests::Line;
@@ -129,7 +130,7 @@ impl Slot {
     ) -> Result<(), NotKept> {
         let (inner, log) = (self.entry.inner(), &self.entry.model.log);
         let path = self.entry.path();
-        let mut entered = inner.enter(GATE_WAIT).map_err(|_| NotKept::Busy)?;
+        let mut entered = inner.enter(GATE_WAIT).map_err(|e| unentered(&e))?;
         // Another process was first (then the rename replaces equal bytes), or something is in the way.
         let replaced = match inner.disk.facts(&path) {
             Ok(facts) if facts.kind == Kind::File => facts.len,

@@ -1,61 +1,22 @@
 //! What each part does when nothing goes wrong.
 
-use std::path::Path;
-use std::sync::Arc;
-
 use bytes::Bytes;
 
+use super::support::LEN;
+use super::support::content;
+use super::support::key;
+use super::support::model;
+use super::support::open;
+use super::support::put;
+use super::support::stored;
 use crate::store::Area;
 use crate::store::Budget;
 use crate::store::CoreState;
 use crate::store::Filled;
 use crate::store::Lookup;
-use crate::store::ModelStore;
 use crate::store::NotKept;
-use crate::store::Store;
-use crate::store::StoreOptions;
-use crate::store::SyncBehind;
-use crate::store::disk::RealDisk;
 use crate::store::model::digest_of;
 use crate::terms::CorePart;
-use crate::terms::ExpertKey;
-
-const LEN: u64 = 1000;
-
-fn open(home: &Path, budget: Budget) -> Store {
-    let home = home.to_owned();
-    let options = StoreOptions {
-        home,
-        budget,
-        reserve: 0,
-    };
-    Store::open_on(options, Arc::new(RealDisk), SyncBehind::Never).unwrap()
-}
-
-fn model(store: &Store) -> ModelStore {
-    let commit = "0123456789012345678901234567890123456789".parse().unwrap();
-    store.model(&"org/name".parse().unwrap(), &commit)
-}
-
-fn key(expert: u16) -> ExpertKey {
-    ExpertKey { layer: 1, expert }
-}
-
-fn content(key: ExpertKey) -> Bytes {
-    Bytes::from(vec![key.expert as u8; LEN as usize])
-}
-
-fn put(model: &ModelStore, key: ExpertKey) -> Filled {
-    match model.lookup(key, LEN) {
-        Lookup::Miss(slot) => slot.fill(content(key), digest_of(&content(key)), "test"),
-        other => panic!("{key}: {other:?}"),
-    }
-}
-
-fn stored(model: &ModelStore) -> Vec<u16> {
-    let experts = model.experts();
-    experts.into_iter().map(|(key, _)| key.expert).collect()
-}
 
 #[test]
 fn an_expert_comes_back_as_it_went_in_after_a_restart() {
