@@ -249,6 +249,98 @@ fn after_a_fetch_everything_runs_with_the_hub_gone_and_with_no_socket() {
 }
 
 #[test]
+fn a_full_install_is_proved_and_damage_to_it_is_found_and_mended() {
+    let hub = hub();
+    let home = tempfile::tempdir().unwrap();
+    let at = home.path().to_str().unwrap();
+    let url = hub.url();
+    let fetch = [
+        "fetch",
+        "--model",
+        MODEL,
+        "--hub",
+        &url,
+        "--home",
+        at,
+        "--reserve",
+        "0",
+        "--json",
+    ];
+    let fetched = deltafin(&fetch);
+    assert_eq!(fetched.code, 0, "{}", fetched.stderr);
+    assert_eq!(json(&fetched)["shards"]["whole"].as_u64(), Some(9));
+    let verify = ["cache", "verify", "--home", at, "--json"];
+    let sound = deltafin(&verify);
+    assert_eq!(sound.code, 0, "{}", sound.stderr);
+    let model = json(&sound)["models"][0].clone();
+    assert!(model["whole_shard"].as_u64().unwrap() >= EXPERTS, "{model}");
+    let victim = program::files(home.path())
+        .into_iter()
+        .find(|f| f.ends_with("experts/003/0007"))
+        .unwrap();
+    let mut bytes = std::fs::read(&victim).unwrap();
+    bytes[5_000] ^= 1;
+    std::fs::write(&victim, bytes).unwrap();
+    let damaged = deltafin(&["cache", "verify", "--home", at, "--repair", "--json"]);
+    assert_eq!(damaged.code, 6, "{}", damaged.stderr);
+    let model = json(&damaged)["models"][0].clone();
+    assert_eq!(model["damaged"].as_array().unwrap().len(), 1);
+    assert!(!victim.exists());
+    let again = deltafin(&fetch);
+    assert_eq!(json(&again)["experts"]["fetched"].as_u64(), Some(1));
+    assert_eq!(deltafin(&verify).code, 0);
+    let mut args = vec!["run", "--model", MODEL, "--home", at, "--json"];
+    args.extend(WHO);
+    assert_eq!(ids(&json(&deltafin(&args))), golden("chat_who"));
+}
+
+#[test]
+fn a_small_cache_keeps_a_full_install_of_another_model_out_of_its_count() {
+    let hub = hub();
+    let home = tempfile::tempdir().unwrap();
+    let at = home.path().to_str().unwrap();
+    let url = hub.url();
+    let fetch = [
+        "fetch",
+        "--model",
+        MODEL,
+        "--hub",
+        &url,
+        "--home",
+        at,
+        "--reserve",
+        "0",
+    ];
+    assert_eq!(deltafin(&fetch).code, 0);
+    let tiny = deltafin(&[
+        "stream",
+        "--hub",
+        "fixtures/tiny-k3",
+        "--home",
+        at,
+        "--reserve",
+        "0",
+        "--cache",
+        "60kB",
+        "--ids",
+        "5,9,12",
+        "--max-tokens",
+        "4",
+    ]);
+    assert_eq!(tiny.code, 0, "{}", tiny.stderr);
+    let stats = json(&deltafin(&["cache", "stats", "--home", at, "--json"]));
+    let models = stats["models"].as_array().unwrap();
+    let experts = |name: &str| {
+        let model = models.iter().find(|m| m["model"] == name).unwrap();
+        model["experts"].as_u64().unwrap()
+    };
+    assert_eq!(experts(MODEL), EXPERTS, "an install is never evicted");
+    assert!(experts("local/tiny-k3") > 0);
+    let trimmed = json(&deltafin(&["cache", "trim", "0", "--home", at, "--json"]));
+    assert!(trimmed["experts"].as_u64().unwrap() > 0, "{trimmed}");
+}
+
+#[test]
 fn a_local_folder_is_a_hub_too() {
     let home = tempfile::tempdir().unwrap();
     let at = home.path().to_str().unwrap();

@@ -37,7 +37,7 @@ fn stats(args: &CacheStats, screen: &Screen) -> Result<u8, CliError> {
     let (free, reserve) = setup::space(&args.store)?;
     let store = look(&args.store)?;
     let home = store.home();
-    let budget = Store::settings(home).budget;
+    let budget = Store::settings(home)?.budget;
     let holds: Vec<Holding> = store
         .models()
         .iter()

@@ -179,7 +179,7 @@ pub(super) fn home(args: &StoreArgs, env: &Env) -> Result<PathBuf, CliError> {
 /// Opens the store with the budget and reserve that were typed, else those last set, else defaults.
 pub(super) fn store(args: &StoreArgs, env: &Env) -> Result<Store, CliError> {
     let home = home(args, env)?;
-    let last = Store::settings(&home);
+    let last = Store::settings(&home)?;
     let (free, reserve_default) = disk(&home);
     let reserve_set = args.reserve.map(|b| b.0);
     let reserve = reserve_set.or(last.reserve).unwrap_or(reserve_default);
@@ -284,7 +284,10 @@ fn default_threads() -> usize {
 pub(super) fn space(args: &StoreArgs) -> Result<(u64, u64), CliError> {
     let home = home(args, &Env::read())?;
     let (free, reserve) = disk(&home);
-    let set = args.reserve.map(|b| b.0).or(Store::settings(&home).reserve);
+    let set = args
+        .reserve
+        .map(|b| b.0)
+        .or(Store::settings(&home)?.reserve);
     Ok((free, set.unwrap_or(reserve)))
 }
 

@@ -54,8 +54,13 @@ impl Settings {
 
 impl Store {
     /// What was set last for the store in this folder, which need not exist yet.
-    pub fn settings(home: &Path) -> Settings {
-        Settings::read(&RealDisk, home)
+    ///
+    /// # Errors
+    ///
+    /// If the settings are there and cannot be read.
+    pub fn settings(home: &Path) -> Result<Settings, StoreError> {
+        let read = Settings::read(&RealDisk, home);
+        read.map_err(|e| StoreError::io("read", &home.join("store.json"), e))
     }
 
     /// Remembers what somebody chose, for later processes; `None` leaves what was chosen before.
@@ -65,12 +70,14 @@ impl Store {
     /// If another process holds the lock for too long, or the disk refuses.
     pub fn remember(&self, budget: Option<Budget>, reserve: Option<u64>) -> Result<(), StoreError> {
         let entered = self.inner.enter(super::budget::GATE_WAIT)?;
-        let mut settings = Settings::read(&*self.inner.disk, &self.inner.home);
+        let home = &self.inner.home;
+        let read = Settings::read(&*self.inner.disk, home);
+        let mut settings = read.map_err(|e| StoreError::io("read", &home.join("store.json"), e))?;
         let before = settings.clone();
         settings.budget = budget.or(settings.budget);
         settings.reserve = reserve.or(settings.reserve);
         if settings != before {
-            settings.write(&*self.inner.disk, &self.inner.home)?;
+            settings.write(&*self.inner.disk, home)?;
         }
         drop(entered);
         Ok(())
