@@ -209,11 +209,6 @@ impl SimDisk {
         world.names = names;
     }
 
-    /// Everything is forgotten that a healthy system would have written long ago anyway.
-    pub(super) fn set_capacity(&self, bytes: u64) {
-        self.world().capacity = bytes;
-    }
-
     /// Most bytes of experts, published and temporary, that there ever were at once.
     pub(super) fn most(&self) -> u64 {
         self.world().most
