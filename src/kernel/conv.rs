@@ -51,18 +51,24 @@ pub fn short_conv(k: &Kernel, x: &[f32], weight: &[f32], history: &mut [f32], y:
     let before = &*history;
     k.tasks((taps + 16) * x.len(), tasks, |(t, part, y)| {
         let first = part * CHANNELS;
-        for (c, y) in (first..).zip(y) {
-            let mut sum = 0.0;
-            for (i, w) in weight[c * taps..(c + 1) * taps].iter().enumerate() {
-                // Position t - past + i, counted from the first row of `x`.
-                let u = match (t + i).checked_sub(past) {
-                    Some(t) => x[t * channels + c],
-                    None => before[c * past + t + i],
-                };
-                sum += w * u;
+        y.fill(0.0);
+        for i in 0..taps {
+            // Position t - past + i, counted from the first row of `x`.
+            match (t + i).checked_sub(past) {
+                Some(t) => {
+                    let u = &x[t * channels + first..];
+                    for (c, (y, u)) in (first..).zip(y.iter_mut().zip(u)) {
+                        *y += weight[c * taps + i] * u;
+                    }
+                }
+                None => {
+                    for (c, y) in (first..).zip(y.iter_mut()) {
+                        *y += weight[c * taps + i] * before[c * past + t + i];
+                    }
+                }
             }
-            *y = silu(sum);
         }
+        k.isa().run(silu_piece, y);
     });
     let t = x.len() / channels;
     for (c, history) in history.chunks_mut(past.max(1)).enumerate().take(channels) {
@@ -70,5 +76,12 @@ pub fn short_conv(k: &Kernel, x: &[f32], weight: &[f32], history: &mut [f32], y:
         for back in 0..t.min(past) {
             history[past - 1 - back] = x[(t - 1 - back) * channels + c];
         }
+    }
+}
+
+#[inline(always)]
+fn silu_piece(y: &mut [f32]) {
+    for y in y {
+        *y = silu(*y);
     }
 }

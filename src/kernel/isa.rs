@@ -49,6 +49,23 @@ impl Isa {
         }
     }
 
+    /// Calls `f(args)` as compiled for this instruction set, if `f` is an `#[inline(always)]`
+    /// function (a closure would be compiled once, for the plain CPU).
+    ///
+    /// For loops whose order of operations is fixed in the source, such as those over
+    /// [`lanes`](super::lanes): wider vectors then change no bit, as neither Rust nor LLVM joins a
+    /// multiplication and an addition on its own.
+    #[inline(always)]
+    pub(super) fn run<A, R>(self, f: impl FnOnce(A) -> R, args: A) -> R {
+        match self {
+            Isa::Scalar => f(args),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2(cpu) => cpu.run(f, args),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512(cpu) => cpu.run(f, args),
+        }
+    }
+
     /// The available instruction set of that [`name`](Self::name); `None` where this CPU lacks it.
     pub fn from_name(name: &str) -> Option<Isa> {
         Isa::available().into_iter().find(|isa| isa.name() == name)

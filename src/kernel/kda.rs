@@ -92,16 +92,34 @@ pub fn log_decay(
         let logits = &logits[row * lanes..(row + 1) * lanes];
         for (head, (out, &a)) in out.chunks_mut(dim).zip(&rates).enumerate() {
             let at = head * dim..(head + 1) * dim;
-            for ((out, z), bias) in out.iter_mut().zip(&logits[at.clone()]).zip(&dt_bias[at]) {
-                let z = z + bias;
-                *out = match floor {
-                    Some(floor) => floor * sigmoid(a * z),
-                    None => -a * softplus(z),
-                };
-            }
+            k.isa().run(
+                head_decay,
+                (out, &logits[at.clone()], &dt_bias[at], a, floor),
+            );
         }
     });
 }
+
+#[inline(always)]
+fn head_decay((out, logits, bias, a, floor): HeadDecay<'_>) {
+    let z = out
+        .iter_mut()
+        .zip(logits.iter().zip(bias).map(|(z, bias)| z + bias));
+    match floor {
+        Some(floor) => {
+            for (out, z) in z {
+                *out = floor * sigmoid(a * z);
+            }
+        }
+        None => {
+            for (out, z) in z {
+                *out = -a * softplus(z);
+            }
+        }
+    }
+}
+
+type HeadDecay<'a> = (&'a mut [f32], &'a [f32], &'a [f32], f32, Option<f32>);
 
 /// The recurrence, per head with state `S` `[key, value]`, for every token in turn:
 ///
@@ -181,7 +199,7 @@ pub fn scan(
         }
     }
     kernel.tasks(4 * rows * lanes * dim, tasks, |task| {
-        head_scan(shape, tokens, task)
+        kernel.isa().run(head_scan, (shape, tokens, task));
     });
 }
 
@@ -194,7 +212,8 @@ struct Task<'a> {
     out: Vec<&'a mut [f32]>,
 }
 
-fn head_scan(shape: KdaShape, tokens: Tokens<'_>, task: Task<'_>) {
+#[inline(always)]
+fn head_scan((shape, tokens, task): (KdaShape, Tokens<'_>, Task<'_>)) {
     let KdaShape { heads, dim } = shape;
     let Task {
         head,
@@ -294,13 +313,25 @@ pub fn gate(k: &Kernel, o: &[f32], gain: &[f32], eps: f32, logits: &[f32], out: 
     );
     let group = dim * (2048 / dim).max(1);
     k.chunks(24 * out.len(), out, group, |part, out| {
-        for (head, out) in out.chunks_mut(dim).enumerate() {
-            let at = part * group + head * dim;
-            let (o, logits) = (&o[at..at + dim], &logits[at..at + dim]);
-            let factor = 1.0 / (sum_squares(o) / dim as f32 + eps).sqrt();
-            for (((out, o), g), &z) in out.iter_mut().zip(o).zip(gain).zip(logits) {
-                *out = g * (o * factor) * sigmoid(z);
-            }
-        }
+        let at = part * group..part * group + out.len();
+        k.isa()
+            .run(gate_heads, (&o[at.clone()], gain, eps, &logits[at], out));
     });
 }
+
+#[inline(always)]
+fn gate_heads((o, gain, eps, logits, out): GateHeads<'_>) {
+    let dim = gain.len();
+    for ((o, logits), out) in o
+        .chunks(dim)
+        .zip(logits.chunks(dim))
+        .zip(out.chunks_mut(dim))
+    {
+        let factor = 1.0 / (sum_squares(o) / dim as f32 + eps).sqrt();
+        for (((out, o), g), &z) in out.iter_mut().zip(o).zip(gain).zip(logits) {
+            *out = g * (o * factor) * sigmoid(z);
+        }
+    }
+}
+
+type GateHeads<'a> = (&'a [f32], &'a [f32], f32, &'a [f32], &'a mut [f32]);

@@ -79,7 +79,7 @@ impl Kernel {
                 let mut values = vec![0.0; y.len()];
                 self.vector(twin, w, None, x, y);
                 self.vector(twin, up, None, x, &mut values);
-                act.apply(y, &values);
+                act.apply(self.isa(), y, &values);
             }
             _ => self.split(w, up, x, y, |w, y| twin::product(twin, w, &packed, x, y)),
         }
@@ -117,7 +117,7 @@ impl Kernel {
                 let mut out: Vec<_> = values.chunks_mut(part.len()).collect();
                 product(up.slice(part), &mut out);
                 for (gate, up) in y.iter_mut().zip(out) {
-                    act.apply(gate, up);
+                    act.apply(self.isa(), gate, up);
                 }
             }
         });

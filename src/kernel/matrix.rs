@@ -149,6 +149,7 @@ impl<'a> Matrix<'a> {
     ///
     /// If the row is outside, or `out` has the wrong length.
     #[track_caller]
+    #[inline]
     pub fn read_row(&self, row: usize, out: &mut [f32]) {
         assert_eq!(
             out.len(),

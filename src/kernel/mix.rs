@@ -49,15 +49,31 @@ pub fn res_mix(
         .enumerate()
         .collect();
     k.tasks(work, rows, |(row, (out, probs))| {
-        let at = row * d..(row + 1) * d;
-        for (p, c) in probs.iter_mut().zip(candidates) {
-            let c = &c[at.clone()];
-            *p = dot(c, score) / (sum_squares(c) / d as f32 + eps).sqrt();
-        }
-        softmax(probs);
-        out.fill(0.0);
-        for (&p, c) in probs.iter().zip(candidates) {
-            add_scaled(p, &c[at.clone()], out);
-        }
+        k.isa()
+            .run(mix_row, (candidates, row * d, score, eps, out, probs));
     });
 }
+
+/// One row; `at` is where it begins in each candidate.
+#[inline(always)]
+fn mix_row((candidates, at, score, eps, out, probs): MixRow<'_>) {
+    let d = score.len();
+    for (p, c) in probs.iter_mut().zip(candidates) {
+        let c = &c[at..at + d];
+        *p = dot(c, score) / (sum_squares(c) / d as f32 + eps).sqrt();
+    }
+    softmax(probs);
+    out.fill(0.0);
+    for (&p, c) in probs.iter().zip(candidates) {
+        add_scaled(p, &c[at..at + d], out);
+    }
+}
+
+type MixRow<'a> = (
+    &'a [&'a [f32]],
+    usize,
+    &'a [f32],
+    f32,
+    &'a mut [f32],
+    &'a mut [f32],
+);

@@ -123,20 +123,41 @@ pub fn attend(
         let q = &q[row * query + head * (nope + rope)..][..nope + rope];
         let first = head * (nope + vdim);
         let (keys, values) = (first..first + nope, first + nope..first + nope + vdim);
-        let absorbed = absorb(kv_b.slice(keys), q, rank);
         let scale = 1.0 / ((nope + rope) as f32).sqrt();
-        let c = gather(&absorbed, rank, scale, cache, first_position + row + 1);
-        let mut weights = vec![0.0; rank];
-        for (i, out) in out.iter_mut().enumerate() {
-            kv_b.read_row(values.start + i, &mut weights);
-            *out = dot(&weights, &c);
-        }
+        let weights = (kv_b.slice(keys), kv_b.slice(values));
+        k.isa().run(
+            head_row,
+            (weights, q, scale, *cache, first_position + row + 1, out),
+        );
     });
 }
 
+/// One row of one head: `weights` are its keys' and its values'.
+#[inline(always)]
+fn head_row((weights, q, scale, cache, end, out): HeadRow<'_>) {
+    let (keys, values) = weights;
+    let absorbed = absorb(keys, q);
+    let c = gather(&absorbed, keys.cols(), scale, &cache, end);
+    let mut weights = vec![0.0; values.cols()];
+    for (i, out) in out.iter_mut().enumerate() {
+        values.read_row(i, &mut weights);
+        *out = dot(&weights, &c);
+    }
+}
+
+type HeadRow<'a> = (
+    (Matrix<'a>, Matrix<'a>),
+    &'a [f32],
+    f32,
+    LatentView<'a>,
+    usize,
+    &'a mut [f32],
+);
+
 /// A query in the space of the cache: `[rank + rope]`.
-fn absorb(keys: Matrix<'_>, q: &[f32], rank: usize) -> Vec<f32> {
-    let (nope, rope) = q.split_at(keys.rows());
+#[inline(always)]
+fn absorb(keys: Matrix<'_>, q: &[f32]) -> Vec<f32> {
+    let ((nope, rope), rank) = (q.split_at(keys.rows()), keys.cols());
     let mut absorbed = vec![0.0; rank];
     let mut weights = vec![0.0; rank];
     for (i, &q) in nope.iter().enumerate() {
@@ -151,6 +172,7 @@ fn absorb(keys: Matrix<'_>, q: &[f32], rank: usize) -> Vec<f32> {
 ///
 /// Block by block with a running maximum: what is gathered so far shrinks when a larger score
 /// comes. No score is kept, so a call's memory does not grow with the context.
+#[inline(always)]
 fn gather(query: &[f32], rank: usize, scale: f32, cache: &LatentView<'_>, end: usize) -> Vec<f32> {
     let mut gathered = vec![0.0; rank];
     let (mut top, mut total) = (f32::NEG_INFINITY, 0.0);

@@ -35,17 +35,23 @@ pub fn rms_norm_in_place(k: &Kernel, x: &mut [f32], gain: &[f32], eps: f32) {
         x.len()
     );
     k.chunks(2 * x.len(), x, d, |_, x| {
-        let factor = 1.0 / (sum_squares(x) / d as f32 + eps).sqrt();
-        for (x, g) in x.iter_mut().zip(gain) {
-            *x = g * (*x * factor);
-        }
+        k.isa().run(rms_row, (x, gain, eps))
     });
+}
+
+#[inline(always)]
+fn rms_row((x, gain, eps): (&mut [f32], &[f32], f32)) {
+    let factor = 1.0 / (sum_squares(x) / x.len() as f32 + eps).sqrt();
+    for (x, g) in x.iter_mut().zip(gain) {
+        *x = g * (*x * factor);
+    }
 }
 
 /// `x = scale · x / sqrt(Σ x² + eps)` over one vector `[d]`.
 ///
 /// The sum, not the mean, and `eps` inside the root: an RMS norm with the same `eps` is off by 1e-4
 /// for a key near zero.
+#[inline(always)]
 pub fn l2_norm(x: &mut [f32], eps: f32, scale: f32) {
     let factor = scale / (sum_squares(x) + eps).sqrt();
     for x in x {
@@ -68,8 +74,13 @@ pub fn l2_norm_rows(k: &Kernel, x: &mut [f32], d: usize, eps: f32, scale: f32) {
     // A head is short; many go into one task.
     let group = d * (4096 / d).max(1);
     k.chunks(2 * x.len(), x, group, |_, x| {
-        for x in x.chunks_mut(d) {
-            l2_norm(x, eps, scale);
-        }
+        k.isa().run(l2_rows, (x, d, eps, scale))
     });
+}
+
+#[inline(always)]
+fn l2_rows((x, d, eps, scale): (&mut [f32], usize, f32, f32)) {
+    for x in x.chunks_mut(d) {
+        l2_norm(x, eps, scale);
+    }
 }

@@ -150,7 +150,7 @@ fn gated_is_two_products_and_an_activation() {
             k.matmul(gate, &x, &mut y[0]);
             k.matmul(up, &x, &mut y[1]);
             let [want, other, got] = &mut y;
-            act.apply(want, other);
+            act.apply(k.isa(), want, other);
             k.gated(gate, up, act, &x, got);
             assert_same_bits(&format!("{:?}, {n} rows", k.isa()), got, want);
         }

@@ -22,6 +22,12 @@ impl Avx2 {
     pub fn detect() -> Option<Self> {
         (is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")).then_some(Avx2(()))
     }
+
+    /// See [`Isa::run`](super::Isa::run).
+    pub(super) fn run<A, R>(self, f: impl FnOnce(A) -> R, args: A) -> R {
+        // SAFETY: `self` exists, so `detect` found AVX2.
+        unsafe { with_avx2(f, args) }
+    }
 }
 
 /// Proof that this CPU has AVX-512F (and AVX2 and FMA, as every such CPU).
@@ -33,6 +39,22 @@ impl Avx512 {
     pub fn detect() -> Option<Self> {
         (is_x86_feature_detected!("avx512f") && Avx2::detect().is_some()).then_some(Avx512(()))
     }
+
+    /// See [`Isa::run`](super::Isa::run).
+    pub(super) fn run<A, R>(self, f: impl FnOnce(A) -> R, args: A) -> R {
+        // SAFETY: `self` exists, so `detect` found AVX-512F and AVX2.
+        unsafe { with_avx512(f, args) }
+    }
+}
+
+#[target_feature(enable = "avx2")]
+fn with_avx2<A, R>(f: impl FnOnce(A) -> R, args: A) -> R {
+    f(args)
+}
+
+#[target_feature(enable = "avx2,avx512f")]
+fn with_avx512<A, R>(f: impl FnOnce(A) -> R, args: A) -> R {
+    f(args)
 }
 
 /// `0, 1, 2, …`
