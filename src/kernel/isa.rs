@@ -1,5 +1,7 @@
 //! The instruction set as a value.
 
+#[cfg(target_arch = "aarch64")]
+use super::arm;
 #[cfg(target_arch = "x86_64")]
 use super::x86;
 
@@ -19,17 +21,23 @@ pub enum Isa {
     /// 512-bit: AVX-512F.
     #[cfg(target_arch = "x86_64")]
     Avx512(x86::Avx512),
+    /// 128-bit: Advanced SIMD.
+    #[cfg(target_arch = "aarch64")]
+    Neon(arm::Neon),
 }
 
 impl Isa {
     /// Everything this CPU can run, slowest first. `Scalar` is always there.
     pub fn available() -> Vec<Isa> {
+        #[allow(unused_mut, reason = "other targets have the scalar definition alone")]
         let mut found = vec![Isa::Scalar];
         #[cfg(target_arch = "x86_64")]
         {
             found.extend(x86::Avx2::detect().map(Isa::Avx2));
             found.extend(x86::Avx512::detect().map(Isa::Avx512));
         }
+        #[cfg(target_arch = "aarch64")]
+        found.extend(arm::Neon::detect().map(Isa::Neon));
         found
     }
 
@@ -46,6 +54,8 @@ impl Isa {
             Isa::Avx2(_) => "avx2",
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512(_) => "avx512",
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon(_) => "neon",
         }
     }
 
@@ -63,6 +73,9 @@ impl Isa {
             Isa::Avx2(cpu) => cpu.run(f, args),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512(cpu) => cpu.run(f, args),
+            // Part of every AArch64 target: all code is compiled for it.
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon(_) => f(args),
         }
     }
 

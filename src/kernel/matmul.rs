@@ -68,6 +68,8 @@ impl Kernel {
             Isa::Avx2(twin) => self.vector(twin, w, up, x, y),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512(twin) => self.vector(twin, w, up, x, y),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon(twin) => self.vector(twin, w, up, x, y),
         }
     }
 

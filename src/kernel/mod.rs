@@ -14,7 +14,15 @@
 //! here is our own mistake. NaN and infinities are values like others and stay in their own row.
 
 pub mod act;
+#[cfg(target_arch = "aarch64")]
+#[expect(
+    unsafe_code,
+    reason = "vendor intrinsics; see the module's safety argument"
+)]
+mod arm;
 pub mod bf16;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod chunks;
 pub mod conv;
 mod isa;
 pub mod kda;

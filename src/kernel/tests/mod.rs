@@ -5,4 +5,5 @@ mod invariance;
 mod mathematics;
 mod products;
 mod routing;
+mod sets;
 mod support;

@@ -2,7 +2,8 @@
 
 use std::arch::x86_64::*;
 
-use super::{Avx512, ahead, chunks_of, in_order, padded, prefetch, rows_of, whole};
+use super::{Avx512, ahead, prefetch};
+use crate::kernel::chunks::{chunks_of, in_order, padded, rows_of, split, whole};
 use crate::kernel::matrix::{Matrix, Weights};
 use crate::kernel::mxfp4::VALUES;
 use crate::kernel::twin::{Format, Packed, TILE_OUTPUTS, Twin};
@@ -284,7 +285,10 @@ fn tile_of(rows: usize, cols: usize, x: &[f32], panel: &[f32], sums: &mut [f32])
 
 #[target_feature(enable = "avx512f")]
 fn tile<const M: usize>(cols: usize, x: &[f32], panel: &[f32], sums: &mut [f32]) {
-    let (x, w) = (split::<M>(x, cols), split::<TILE_OUTPUTS>(panel, cols));
+    let (x, w) = (
+        split::<LANES, M>(x, cols),
+        split::<LANES, TILE_OUTPUTS>(panel, cols),
+    );
     let (sums, _) = sums.as_chunks_mut::<LANES>();
     let (sums, _) = sums.as_chunks_mut::<TILE_OUTPUTS>();
     let sums: &mut [_; M] = sums.first_chunk_mut().expect("a tile's sums");
@@ -313,12 +317,6 @@ fn tile<const M: usize>(cols: usize, x: &[f32], panel: &[f32], sums: &mut [f32])
             store(held[m][r], &mut sums[m][r]);
         }
     }
-}
-
-/// `R` rows of `cols` values, as vectors.
-#[inline(always)]
-fn split<const R: usize>(x: &[f32], cols: usize) -> [&[[f32; LANES]]; R] {
-    std::array::from_fn(|r| &x[r * cols..(r + 1) * cols].as_chunks().0[..cols / LANES])
 }
 
 #[target_feature(enable = "avx512f")]

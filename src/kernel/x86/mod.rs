@@ -57,17 +57,6 @@ fn with_avx512<A, R>(f: impl FnOnce(A) -> R, args: A) -> R {
     f(args)
 }
 
-/// `0, 1, 2, …`
-const fn in_order<const N: usize>() -> [u8; N] {
-    let mut order = [0; N];
-    let mut p = 0;
-    while p < N {
-        order[p] = p as u8;
-        p += 1;
-    }
-    order
-}
-
 /// How far ahead of use `R` rows of `len` bytes, read side by side, are asked for. Short rows end
 /// before the CPU's own prefetcher has understood them, so the next `R` rows are fetched while these
 /// are used; along a long row a fixed distance does.
@@ -82,37 +71,4 @@ fn prefetch<const N: usize>(at: &[u8; N], ahead: usize) {
     let line = at.as_ptr().wrapping_add(ahead).cast();
     // SAFETY: a prefetch reads nothing into the program and faults at no address.
     unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line) }
-}
-
-// The helpers below stand outside `#[target_feature]` functions on purpose: a closure inside one
-// carries its features, and so is not inlined into a library function such as `array::from_fn`.
-
-/// Rows `i .. i + R` of a matrix of bytes.
-#[inline(always)]
-fn rows_of<const R: usize>(bytes: &[u8], i: usize, len: usize) -> [&[u8]; R] {
-    std::array::from_fn(|r| &bytes[(i + r) * len..(i + r + 1) * len])
-}
-
-/// The whole chunks of rows of one length.
-#[inline(always)]
-fn chunks_of<T, const C: usize, const R: usize>(rows: [&[T]; R]) -> [&[[T; C]]; R] {
-    let count = rows[0].len() / C;
-    rows.map(|row| &row.as_chunks().0[..count])
-}
-
-/// A chunk as it is, or its beginning and zeros: zero weights add nothing.
-#[inline(always)]
-fn whole<const N: usize>(bytes: &[u8]) -> [u8; N] {
-    bytes
-        .first_chunk()
-        .copied()
-        .unwrap_or_else(|| padded(bytes))
-}
-
-/// The beginning of a chunk, zeros behind it.
-#[cold]
-fn padded<const N: usize>(bytes: &[u8]) -> [u8; N] {
-    let mut chunk = [0; N];
-    chunk[..bytes.len()].copy_from_slice(bytes);
-    chunk
 }
