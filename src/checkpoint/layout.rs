@@ -160,6 +160,8 @@ struct Finder<'a> {
     index: &'a Index,
     /// In the order of the index's shards.
     headers: Vec<&'a Header>,
+    /// Shards that hold no name which the index puts elsewhere: what is found there need not be asked of the index.
+    agreed: Vec<bool>,
     prefix: &'static str,
 }
 
@@ -182,9 +184,10 @@ impl<'a> Finder<'a> {
         let mut finder = Finder {
             index,
             headers: found.collect::<Result<_, _>>()?,
+            agreed: Vec::new(),
             prefix: spec.family.prefix(),
         };
-        finder.check_index()?;
+        finder.agreed = finder.check_index()?;
         // A member of the family may come without the wrapper of the multimodal model, or with it.
         for prefix in [Family::K3.prefix(), Family::KimiLinear.prefix()] {
             if finder
@@ -197,8 +200,10 @@ impl<'a> Finder<'a> {
         Ok(finder)
     }
 
-    /// Every name of the index must be where the index says. Both sides are sorted, so one walk compares them.
-    fn check_index(&self) -> Result<(), CheckpointError> {
+    /// Every name of the index must be where the index says. Both sides are sorted, so one walk compares them. Answers
+    /// which shards hold nothing else.
+    fn check_index(&self) -> Result<Vec<bool>, CheckpointError> {
+        let mut extra: Vec<usize> = self.headers.iter().map(|h| h.entries().len()).collect();
         let mut left: Vec<_> = self.headers.iter().map(|h| h.names().peekable()).collect();
         for (name, place) in self.index.names().unwrap_or_default() {
             let names = &mut left[*place as usize];
@@ -209,8 +214,25 @@ impl<'a> Finder<'a> {
                     shard: self.index.shards()[*place as usize].clone(),
                 });
             }
+            extra[*place as usize] -= 1;
         }
-        Ok(())
+        Ok(extra.into_iter().map(|extra| extra == 0).collect())
+    }
+
+    /// As [`Finder::find`], trying the shard `near` first: real K3 has half a million names, and a layer's are together.
+    fn find_near(
+        &self,
+        near: &mut usize,
+        name: &str,
+    ) -> Result<(u16, &'a TensorEntry), CheckpointError> {
+        if self.agreed.get(*near) == Some(&true)
+            && let Some(entry) = self.headers[*near].get(name)
+        {
+            return Ok((shard_number(*near), entry));
+        }
+        let (shard, entry) = self.find(name)?;
+        *near = shard.into();
+        Ok((shard, entry))
     }
 
     fn find(&self, name: &str) -> Result<(u16, &'a TensorEntry), CheckpointError> {
@@ -321,13 +343,13 @@ fn experts(spec: &Spec, finder: &Finder<'_>) -> Result<Experts, CheckpointError>
             "{}model.layers.{layer}.block_sparse_moe.experts.",
             finder.prefix
         );
-        let stem = name.len();
+        let (stem, mut near) = (name.len(), 0);
         for expert in 0..moe.experts {
             let first = experts.parts.len();
             for (tensor, dtype, wanted) in &tensors {
                 name.truncate(stem);
                 let _ = write!(name, "{expert}.{tensor}");
-                let (shard, entry) = finder.find(&name)?;
+                let (shard, entry) = finder.find_near(&mut near, &name)?;
                 if entry.dtype != *dtype || *entry.shape != *wanted {
                     let expected = format!("{} {wanted:?}", dtype.name());
                     return Err(finder.wrong((shard, entry), expected));

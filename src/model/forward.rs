@@ -1,5 +1,6 @@
 //! The forward pass.
 
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::OnceLock;
 
@@ -15,6 +16,7 @@ use crate::model::mla;
 use crate::model::moe;
 use crate::model::pass::Pass;
 use crate::model::pass::Run;
+use crate::model::pass::Scratch;
 use crate::model::pass::add;
 use crate::model::ports::CoreSupply;
 use crate::model::ports::ExpertSupply;
@@ -180,7 +182,7 @@ impl Model {
         pass: &mut Pass<'_>,
         w: &Weights<'_>,
         rows: &[Row],
-    ) -> Result<Vec<f32>, ModelError> {
+    ) -> Result<Scratch, ModelError> {
         let hidden = self.spec.hidden;
         let table = self.table(w, "model.embed_tokens.weight")?;
         let mut h = pass.take(pass.n * hidden);
@@ -203,8 +205,8 @@ impl Model {
         w: &Weights<'_>,
         experts: &X,
         sequences: &mut [&mut Sequence],
-        h: &mut Vec<f32>,
-        blocks: &mut Vec<Vec<f32>>,
+        h: &mut Scratch,
+        blocks: &mut Vec<Scratch>,
     ) -> Result<Option<LayerRoutes>, E>
     where
         X: ExpertSupply<Error = E>,
@@ -278,7 +280,7 @@ impl Model {
         w: &Weights<'_>,
         rows: &[Row],
         h: &[f32],
-        blocks: &[Vec<f32>],
+        blocks: &[Scratch],
     ) -> Result<Vec<f32>, ModelError> {
         let top = match self.top.get() {
             Some(top) => top,
@@ -326,7 +328,7 @@ fn read(
     pass: &mut Pass<'_>,
     [probabilities, mixed]: [&'static str; 2],
     score: Option<&[f32]>,
-    blocks: &[Vec<f32>],
+    blocks: &[impl Deref<Target = [f32]>],
     h: &[f32],
     x: &mut [f32],
 ) {
@@ -337,12 +339,11 @@ fn read(
     if blocks.is_empty() {
         x.copy_from_slice(h);
     } else {
-        let blocks = blocks.iter().map(Vec::as_slice);
+        let blocks = blocks.iter().map(|block| &**block);
         let candidates: Vec<&[f32]> = blocks.chain([h]).collect();
-        let mut p = pass.take(0);
+        let mut p = Vec::new();
         mix::res_mix(pass.kernel, &candidates, score, pass.spec.eps, x, &mut p);
         pass.tap(probabilities, &p);
-        pass.give(p);
     }
     pass.tap(mixed, x);
 }

@@ -6,6 +6,7 @@ use crate::kernel::kda;
 use crate::kernel::norm;
 use crate::model::error::ModelError;
 use crate::model::pass::Pass;
+use crate::model::pass::Scratch;
 use crate::model::sequence::KdaState;
 use crate::model::sequence::LayerState;
 use crate::model::sequence::Sequence;
@@ -33,7 +34,7 @@ pub(super) fn attention(
     sequences: &mut [&mut Sequence],
     layer: usize,
     x: &[f32],
-) -> Result<Vec<f32>, ModelError> {
+) -> Result<Scratch, ModelError> {
     let spec = &pass.spec.kda;
     let (heads, dim, width) = (spec.heads, spec.dim, spec.width());
     let (hidden, eps) = (pass.spec.hidden, pass.spec.eps);
@@ -129,17 +130,16 @@ fn convolved(
     vectors: &KdaVectors,
     states: &mut [&mut KdaState],
     x: &[f32],
-) -> Result<[Vec<f32>; 3], ModelError> {
+) -> Result<[Scratch; 3], ModelError> {
     const NAMES: [&str; 3] = [
         "self_attn.q_proj.weight",
         "self_attn.k_proj.weight",
         "self_attn.v_proj.weight",
     ];
     let (width, hidden) = (pass.spec.kda.width(), pass.spec.hidden);
-    let mut outputs = [const { Vec::new() }; 3];
-    for (i, output) in outputs.iter_mut().enumerate() {
+    let mut convolve = |i: usize| -> Result<Scratch, ModelError> {
         let raw = pass.project(w, NAMES[i], (width, hidden), x)?;
-        *output = pass.take(pass.n * width);
+        let mut output = pass.take(pass.n * width);
         for (state, run) in states.iter_mut().zip(pass.runs) {
             let at = run.rows.start * width..run.rows.end * width;
             conv::short_conv(
@@ -151,6 +151,7 @@ fn convolved(
             );
         }
         pass.give(raw);
-    }
-    Ok(outputs)
+        Ok(output)
+    };
+    Ok([convolve(0)?, convolve(1)?, convolve(2)?])
 }

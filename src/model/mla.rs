@@ -5,6 +5,7 @@ use crate::kernel::mla;
 use crate::kernel::norm;
 use crate::model::error::ModelError;
 use crate::model::pass::Pass;
+use crate::model::pass::Scratch;
 use crate::model::sequence::LayerState;
 use crate::model::sequence::Sequence;
 use crate::model::weights::Weights;
@@ -23,7 +24,7 @@ pub(super) fn attention(
     sequences: &mut [&mut Sequence],
     layer: usize,
     x: &[f32],
-) -> Result<Vec<f32>, ModelError> {
+) -> Result<Scratch, ModelError> {
     let spec = &pass.spec.mla;
     let hidden = pass.spec.hidden;
     let shape = mla::MlaShape {

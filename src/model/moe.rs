@@ -9,6 +9,7 @@ use crate::kernel::norm;
 use crate::kernel::route;
 use crate::model::error::ModelError;
 use crate::model::pass::Pass;
+use crate::model::pass::Scratch;
 use crate::model::pass::add;
 use crate::model::ports::ExpertSupply;
 use crate::model::ports::Waited;
@@ -34,7 +35,7 @@ pub(super) fn experts<X, E>(
     supply: &X,
     layer: u16,
     x: &[f32],
-) -> Result<(Vec<f32>, LayerRoutes), E>
+) -> Result<(Scratch, LayerRoutes), E>
 where
     X: ExpertSupply<Error = E>,
     E: From<ModelError>,

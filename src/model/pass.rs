@@ -1,5 +1,7 @@
 //! What the parts of one sweep share: settings, rows, scratch memory and the watcher.
 
+use std::ops::Deref;
+use std::ops::DerefMut;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -21,6 +23,27 @@ pub(super) struct Run {
     pub(super) rows: Range<usize>,
     /// Position of the first row.
     pub(super) position: usize,
+}
+
+/// Borrowed memory of a pass. It keeps its full length when a taker needs less, so that it is never filled twice.
+#[derive(Debug)]
+pub(super) struct Scratch {
+    values: Vec<f32>,
+    len: usize,
+}
+
+impl Deref for Scratch {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        &self.values[..self.len]
+    }
+}
+
+impl DerefMut for Scratch {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        &mut self.values[..self.len]
+    }
 }
 
 /// One sweep under way.
@@ -63,19 +86,25 @@ impl<'a> Pass<'a> {
     }
 
     /// Scratch for `len` values, which hold anything: whoever takes it overwrites it.
-    pub(super) fn take(&mut self, len: usize) -> Vec<f32> {
-        let fits = self.free.iter().position(|buffer| buffer.capacity() >= len);
-        let mut buffer = match fits {
+    pub(super) fn take(&mut self, len: usize) -> Scratch {
+        // The tightest fit; if nothing fits, the largest grows, so that their number stays what a layer needs.
+        let held = |at: &usize| self.free[*at].len();
+        let places = 0..self.free.len();
+        let fits = places.clone().filter(|at| held(at) >= len).min_by_key(held);
+        let mut values = match fits.or(places.max_by_key(held)) {
             Some(at) => self.free.swap_remove(at),
-            None => Vec::with_capacity(len),
+            None => Vec::new(),
         };
-        buffer.resize(len, 0.0);
-        buffer
+        if values.len() < len {
+            // A new one rather than `resize`, which would copy values that nobody reads.
+            values = vec![0.0; len];
+        }
+        Scratch { values, len }
     }
 
     /// Gives scratch back for the next taker.
-    pub(super) fn give(&mut self, buffer: Vec<f32>) {
-        self.free.push(buffer);
+    pub(super) fn give(&mut self, scratch: Scratch) {
+        self.free.push(scratch.values);
     }
 
     /// Shows an intermediate value to whoever wants it.
@@ -105,7 +134,7 @@ impl<'a> Pass<'a> {
         name: &str,
         (rows, cols): (usize, usize),
         x: &[f32],
-    ) -> Result<Vec<f32>, ModelError> {
+    ) -> Result<Scratch, ModelError> {
         let matrix = w.matrix(name, rows, cols)?;
         let mut y = self.take(x.len() / cols * rows);
         self.kernel.matmul(matrix, x, &mut y);
@@ -119,7 +148,7 @@ impl<'a> Pass<'a> {
         stem: &str,
         inner: usize,
         x: &[f32],
-    ) -> Result<Vec<f32>, ModelError> {
+    ) -> Result<Scratch, ModelError> {
         let hidden = self.spec.hidden;
         let gate = w.matrix(&format!("{stem}.gate_proj.weight"), inner, hidden)?;
         let up = w.matrix(&format!("{stem}.up_proj.weight"), inner, hidden)?;
