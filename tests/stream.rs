@@ -340,6 +340,128 @@ fn a_small_cache_keeps_a_full_install_of_another_model_out_of_its_count() {
     assert!(trimmed["experts"].as_u64().unwrap() > 0, "{trimmed}");
 }
 
+/// `deltafin share` of a home's store on a free port, and where it listens.
+struct Shared {
+    child: std::process::Child,
+    url: String,
+}
+
+impl Shared {
+    fn of(home: &Path) -> Shared {
+        let mut command = program::command();
+        command
+            .args(["share", "--model", MODEL, "--port", "0", "--home"])
+            .arg(home)
+            .stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut lines = std::io::BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut lines, &mut line).unwrap();
+        let url = line
+            .split_whitespace()
+            .find(|w| w.starts_with("http"))
+            .expect("an address");
+        let url = url.trim_end_matches(';').to_owned();
+        Shared { child, url }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_neighbours_store_is_a_source_and_what_it_lacks_comes_from_the_hub() {
+    let hub = hub();
+    let near = tempfile::tempdir().unwrap();
+    let far = tempfile::tempdir().unwrap();
+    let streamed = stream(
+        near.path(),
+        &hub,
+        &["--cache", "unlimited", "--max-tokens", "1"],
+    );
+    assert_eq!(streamed.code, 0, "{}", streamed.stderr);
+    let shared = Shared::of(near.path());
+    let url = hub.url();
+    let mut args = vec![
+        "stream",
+        "--model",
+        MODEL,
+        "--hub",
+        &shared.url,
+        "--hub",
+        &url,
+        "--reserve",
+        "0",
+        "--json",
+        "--cache",
+        "unlimited",
+        "--home",
+        far.path().to_str().unwrap(),
+    ];
+    args.extend(WHO);
+    let run = deltafin(&args);
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    let report = json(&run);
+    assert_eq!(ids(&report), golden("chat_who"));
+    let from = |source: &str| report["experts"][source].as_u64().unwrap();
+    assert!(
+        from("peer") > 50,
+        "the neighbour gives what it has: {report}"
+    );
+    assert!(from("hub") > 0, "and the hub the rest: {report}");
+    let alone = ["--cache", "unlimited"];
+    drop(shared);
+    assert_eq!(
+        ids(&json(&stream(far.path(), &hub, &alone))),
+        golden("chat_who")
+    );
+}
+
+#[test]
+fn a_complete_share_gives_every_shard_back_byte_for_byte() {
+    let hub = hub();
+    let near = tempfile::tempdir().unwrap();
+    let far = tempfile::tempdir().unwrap();
+    let (url, at) = (hub.url(), near.path().to_str().unwrap());
+    let fetched = deltafin(&[
+        "fetch",
+        "--model",
+        MODEL,
+        "--hub",
+        &url,
+        "--home",
+        at,
+        "--reserve",
+        "0",
+    ]);
+    assert_eq!(fetched.code, 0, "{}", fetched.stderr);
+    hub.stop();
+    let shared = Shared::of(near.path());
+    let there = far.path().to_str().unwrap();
+    let again = deltafin(&[
+        "fetch",
+        "--model",
+        MODEL,
+        "--hub",
+        &shared.url,
+        "--home",
+        there,
+        "--reserve",
+        "0",
+        "--json",
+    ]);
+    assert_eq!(again.code, 0, "{}", again.stderr);
+    assert_eq!(
+        json(&again)["shards"]["whole"].as_u64(),
+        Some(9),
+        "by the original sha256"
+    );
+}
+
 #[test]
 fn a_local_folder_is_a_hub_too() {
     let home = tempfile::tempdir().unwrap();

@@ -223,17 +223,23 @@ pub(crate) struct Serve {
 /// `share`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Share {
-    /// A folder in Hugging Face layout to share; `demo` shares the embedded small model
-    pub folder: String,
-    /// The name it is shared under, ORG/NAME [default: from the folder's name]
+    /// A folder in Hugging Face layout to share instead of the store
+    pub folder: Option<PathBuf>,
+    /// Model of the store, ORG/NAME, or the name the folder is shared under; `demo` is the embedded
+    /// small model [default: moonshotai/Kimi-K3, or `local/FOLDER`]
     #[arg(long)]
-    pub name: Option<String>,
+    pub model: Option<String>,
+    #[command(flatten)]
+    pub store: StoreArgs,
     /// Address to listen on
     #[arg(long, default_value = "127.0.0.1", help_heading = "Server")]
     pub host: String,
     /// Port to listen on; 0 takes a free one
     #[arg(long, default_value_t = 8090, help_heading = "Server")]
     pub port: u16,
+    /// Secret that clients must name, as in --hub http://:SECRET@host:8090; needed beyond loopback
+    #[arg(long, help_heading = "Server")]
+    pub token: Option<String>,
 }
 
 /// `cache`.

@@ -10,8 +10,6 @@ use super::args::Cache;
 use super::args::CacheStats;
 use super::args::CacheTrim;
 use super::args::CacheVerify;
-use super::args::StoreArgs;
-use super::env::Env;
 use super::exit;
 use super::exit::CliError;
 use super::interrupt::Interrupt;
@@ -21,7 +19,6 @@ use crate::residency::InstallObserver;
 use crate::store::Budget;
 use crate::store::ModelStore;
 use crate::store::Store;
-use crate::store::StoreOptions;
 use crate::store::VerifyOptions;
 use crate::terms::Bytes;
 
@@ -35,7 +32,7 @@ pub(super) fn command(args: &Cache, screen: &Screen) -> Result<u8, CliError> {
 
 fn stats(args: &CacheStats, screen: &Screen) -> Result<u8, CliError> {
     let (free, reserve) = setup::space(&args.store)?;
-    let store = look(&args.store)?;
+    let store = setup::look(&args.store)?;
     let home = store.home();
     let budget = Store::settings(home)?.budget;
     let holds: Vec<Holding> = store
@@ -72,21 +69,9 @@ fn stats(args: &CacheStats, screen: &Screen) -> Result<u8, CliError> {
     Ok(exit::DONE)
 }
 
-/// Opens the store to look at it: looking may not evict, whatever budget was last set.
-fn look(args: &StoreArgs) -> Result<Store, CliError> {
-    let home = setup::home(args, &Env::read())?;
-    let (_, reserve) = setup::space(args)?;
-    let budget = Budget::Unlimited;
-    Ok(Store::open(StoreOptions {
-        home,
-        budget,
-        reserve,
-    })?)
-}
-
 fn verify(args: &CacheVerify, screen: &Screen) -> Result<u8, CliError> {
     let interrupt = Interrupt::listen();
-    let store = look(&args.store)?;
+    let store = setup::look(&args.store)?;
     let options = VerifyOptions {
         every: args.every as usize,
         repair: args.repair,
@@ -146,7 +131,7 @@ fn verify(args: &CacheVerify, screen: &Screen) -> Result<u8, CliError> {
 }
 
 fn trim(args: &CacheTrim, screen: &Screen) -> Result<u8, CliError> {
-    let store = look(&args.store)?;
+    let store = setup::look(&args.store)?;
     let trimmed = store.trim(args.size.0)?;
     screen.text(&format!(
         "{} experts evicted, {}; {} are left\n",

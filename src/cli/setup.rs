@@ -29,7 +29,7 @@ use crate::terms::Bytes;
 use crate::terms::RepoId;
 
 /// The model used when none is named.
-const DEFAULT_MODEL: &str = "moonshotai/Kimi-K3";
+pub(super) const DEFAULT_MODEL: &str = "moonshotai/Kimi-K3";
 /// The hub used when none is named.
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 /// `--cache` when nothing was ever set: a machine with more to spare can say so.
@@ -198,6 +198,18 @@ pub(super) fn store(args: &StoreArgs, env: &Env) -> Result<Store, CliError> {
         store.remember(chosen, reserve_set)?;
     }
     Ok(store)
+}
+
+/// Opens the store to look at it: looking may not evict, whatever budget was last set.
+pub(super) fn look(args: &StoreArgs) -> Result<Store, CliError> {
+    let home = home(args, &Env::read())?;
+    let (_, reserve) = space(args)?;
+    let budget = Budget::Unlimited;
+    Ok(Store::open(StoreOptions {
+        home,
+        budget,
+        reserve,
+    })?)
 }
 
 /// Free bytes of the disk that a folder lies or will lie on, and the reserve it has by default.

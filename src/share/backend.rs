@@ -8,6 +8,7 @@ use bytes::Bytes;
 use sha2::Digest as _;
 use sha2::Sha256;
 
+use crate::terms::ByteRange;
 use crate::terms::Digest;
 use crate::terms::RepoId;
 use crate::terms::Revision;
@@ -59,6 +60,12 @@ impl Listing {
 
 /// An open file's bytes.
 pub trait Content: Send + Sync {
+    /// Whether these bytes are here: a store that is still growing may lack some.
+    fn has(&self, range: ByteRange) -> bool {
+        let _ = range;
+        true
+    }
+
     /// Exactly `len` bytes from `offset`; may block.
     ///
     /// # Errors
@@ -71,6 +78,12 @@ pub trait Content: Send + Sync {
 pub trait Backend: Send + Sync + 'static {
     /// All models, in no particular order.
     fn models(&self) -> Vec<Arc<Listing>>;
+
+    /// Whether this is another machine's store rather than a hub of its own: clients count its
+    /// bytes apart.
+    fn is_peer(&self) -> bool {
+        false
+    }
 
     /// Opens a file of a listing this backend gave; may block.
     ///

@@ -2,8 +2,9 @@
 //!
 //! Whatever downloads from a hub downloads from here, unmodified: a `resolve` URL answers with the
 //! file's facts and a redirect to a second path, which stands for the CDN and alone serves bytes.
-//! Two things can stand behind it, a folder in Hugging Face layout ([`Folder`]) and the small
-//! trained model inside this binary ([`Embedded`]); both are a [`Backend`].
+//! Three things can stand behind it, each a [`Backend`]: a store, complete or still growing
+//! ([`Stored`]), a folder in Hugging Face layout ([`Folder`]), and the small trained model inside
+//! this binary ([`Embedded`]).
 //!
 //! ```text
 //! /api/models/{repo}[/revision/{rev}]     name, commit, file names
@@ -19,6 +20,7 @@ pub(crate) mod guard;
 mod link;
 mod listen;
 mod routes;
+mod stored;
 #[cfg(test)]
 mod tests;
 
@@ -39,6 +41,7 @@ pub use guard::Secret;
 pub use link::Link;
 pub(crate) use listen::Limits;
 pub(crate) use listen::serve;
+pub use stored::Stored;
 
 /// What can go wrong before a share serves; afterwards every fault is a reply to one request.
 #[derive(Debug, thiserror::Error)]

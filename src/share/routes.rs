@@ -40,6 +40,8 @@ use super::Listing;
 use super::ShareOptions;
 use super::guard::Secret;
 use super::link::Pacer;
+use crate::hub::PEER_HEADER;
+use crate::terms::ByteRange;
 
 /// How long a signed URL lives: as long as the hub's.
 const URL_LIFE: Duration = Duration::from_secs(3600);
@@ -123,6 +125,14 @@ impl Refusal {
             code: Some(code),
             ..Refusal::plain(StatusCode::NOT_FOUND, message)
         }
+    }
+
+    /// The file exists, and this store does not have these bytes of it: the client's next source may.
+    fn not_yet(path: &str, range: ByteRange) -> Refusal {
+        Refusal::coded(
+            "EntryNotFound",
+            format!("{path}: {range} are not on this share yet"),
+        )
     }
 
     fn no_file(listing: &Listing, path: &str) -> Refusal {
@@ -209,7 +219,7 @@ impl Shared {
 
 /// What every reply about a file states, on the first path and on the second: a client that
 /// follows a redirect to the same origin reads its facts from the last reply.
-fn facts(listing: &Listing, entry: &Entry) -> HeaderMap {
+fn facts(shared: &Shared, listing: &Listing, entry: &Entry) -> HeaderMap {
     let text = |text: String| HeaderValue::from_str(&text).expect("digits and quotes");
     let etag = text(format!("\"{}\"", entry.sha256));
     let mut headers = HeaderMap::new();
@@ -219,6 +229,9 @@ fn facts(listing: &Listing, entry: &Entry) -> HeaderMap {
     put("x-linked-etag", etag.clone());
     put("etag", etag);
     put("accept-ranges", HeaderValue::from_static("bytes"));
+    if shared.backend.is_peer() {
+        put(PEER_HEADER, HeaderValue::from_static("1"));
+    }
     headers
 }
 
@@ -383,7 +396,12 @@ async fn resolve(
         shared.base(&headers)
     );
     let location = HeaderValue::from_str(&location).expect("escaped and digits");
-    let mut reply = (StatusCode::FOUND, facts(&listing, entry), "Found\n").into_response();
+    let mut reply = (
+        StatusCode::FOUND,
+        facts(&shared, &listing, entry),
+        "Found\n",
+    )
+        .into_response();
     reply.headers_mut().insert(header::LOCATION, location);
     Ok(reply)
 }

@@ -73,7 +73,7 @@ pub(super) async fn send(
             return Ok((StatusCode::RANGE_NOT_SATISFIABLE, range).into_response());
         }
     };
-    let mut reply = (status, facts(&listing, entry)).into_response();
+    let mut reply = (status, facts(&shared, &listing, entry)).into_response();
     let put = reply.headers_mut();
     put.insert(header::CONTENT_LENGTH, range.len().into());
     put.insert(
@@ -95,6 +95,13 @@ pub(super) async fn send(
         .await
         .map_err(|_| Refusal::plain(StatusCode::INTERNAL_SERVER_ERROR, "reading failed"))?
         .map_err(|error| Refusal::plain(StatusCode::SERVICE_UNAVAILABLE, error.to_string()))?;
+    let held = {
+        let content = Arc::clone(&content);
+        tokio::task::spawn_blocking(move || content.has(range)).await
+    };
+    if !held.unwrap_or(false) {
+        return Err(Refusal::not_yet(&target, range));
+    }
     *reply.body_mut() = pieces(shared, content, range);
     Ok(reply)
 }
