@@ -378,14 +378,26 @@ fn a_neighbours_store_is_a_source_and_what_it_lacks_comes_from_the_hub() {
     let hub = hub();
     let near = tempfile::tempdir().unwrap();
     let far = tempfile::tempdir().unwrap();
-    let streamed = stream(
-        near.path(),
-        &hub,
-        &["--cache", "unlimited", "--max-tokens", "1"],
-    );
+    let (url, at) = (hub.url(), near.path().to_str().unwrap());
+    let streamed = deltafin(&[
+        "stream",
+        "--model",
+        MODEL,
+        "--hub",
+        &url,
+        "--home",
+        at,
+        "--reserve",
+        "0",
+        "--cache",
+        "unlimited",
+        "--raw",
+        "Emma",
+        "--max-tokens",
+        "8",
+    ]);
     assert_eq!(streamed.code, 0, "{}", streamed.stderr);
     let shared = Shared::of(near.path());
-    let url = hub.url();
     let mut args = vec![
         "stream",
         "--model",
