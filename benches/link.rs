@@ -43,7 +43,7 @@ fn main() {
     } else {
         (&[200, 1_000], &[0, 80])
     };
-    let (warm, counted) = if full { (10.0, 15.0) } else { (5.0, 5.0) };
+    let (warm, counted) = if full { (10.0, 10.0) } else { (5.0, 5.0) };
     println!(
         "| link | round trip | slow lane | MB/s | of the link | cores | hedges | extra bytes |"
     );

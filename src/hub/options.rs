@@ -267,7 +267,7 @@ pub enum Notice {
         /// Which bytes.
         range: ByteRange,
     },
-    /// A source is no longer asked.
+    /// A source is no longer asked, or only as a last resort.
     SetAside {
         /// Which source.
         source: String,

@@ -104,7 +104,9 @@ impl Queue {
         self.running.len()
     }
 
-    /// The next job that can start, its lane taken.
+    /// The next job that can start, its lane taken: of a higher class first, and within a class
+    /// the one that waited longest. Lanes of another source than the one a higher class waits for
+    /// are not left idle.
     pub(super) fn next(&mut self, sources: &[Source], net: &Net) -> Next {
         for class in [Class::Demand, Class::Bulk, Class::Hint] {
             for at in 0..self.waiting[class as usize].len() {
@@ -123,14 +125,9 @@ impl Queue {
                 let meter = self.start(&job, source);
                 return Next::Start(job, source, meter);
             }
-            if !self.waiting[class as usize].is_empty() {
-                if class == Class::Demand {
-                    self.displace_guesses();
-                }
-                // A lower class never overtakes a higher one.
-                return Next::Nothing;
-            }
         }
+        // Demand that still waits found its lanes taken.
+        self.displace_guesses();
         Next::Nothing
     }
 
@@ -223,12 +220,17 @@ impl Queue {
 }
 
 /// The first source in order that may still serve the job: rested ones before those that failed a
-/// moment ago.
+/// moment ago, and those that lied only when nobody else is left.
 fn choose(job: &Job, sources: &[Source], net: &Net) -> Option<usize> {
     let usable = |i: &usize| !job.tried[*i] && !sources[*i].set_aside();
     let mut order = (0..sources.len()).filter(usable);
     let first = order.clone().next();
-    order.find(|i| !sources[*i].resting(net)).or(first)
+    let provable = job.span.digest.is_some();
+    let last_resort = |i: &usize| !job.tried[*i] && sources[*i].last_resort(provable);
+    order
+        .find(|i| !sources[*i].resting(net))
+        .or(first)
+        .or_else(|| (0..sources.len()).find(last_resort))
 }
 
 /// What is said of a job that no source is left for.

@@ -54,7 +54,7 @@ impl fmt::Display for Span {
     }
 }
 
-/// Who waits for a span. Lower classes start only when no higher one waits.
+/// Who waits for a span. Lower classes start only on lanes that no higher one waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Class {
     /// The arithmetic stands still until it comes.

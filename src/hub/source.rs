@@ -17,7 +17,7 @@ use super::http::HttpSource;
 use super::net::Net;
 use crate::terms::ByteRange;
 
-/// Wrong bytes this often, and a source is not asked again.
+/// Wrong bytes this often, and a source is asked only as a last resort.
 const WRONG_MAX: u64 = 3;
 /// Rest after a failure; doubles with each further one.
 const REST: Duration = Duration::from_secs(5);
@@ -40,7 +40,11 @@ pub(super) struct Source {
 
 #[derive(Default)]
 struct Health {
-    set_aside: bool,
+    /// Serves another file than the pinned one: not asked at all.
+    retired: bool,
+    /// Gave wrong bytes too often: asked when no other source is left, and only for spans whose
+    /// digest is known. A hub that errs once in a thousand spans must not end a long run.
+    doubted: bool,
     /// By the clock's `elapsed`.
     resting_until: Duration,
     failures_in_a_row: u32,
@@ -80,8 +84,16 @@ impl Source {
         }
     }
 
+    /// Whether it is not asked in the ordinary way any more.
     pub(super) fn set_aside(&self) -> bool {
-        self.health().set_aside
+        let health = self.health();
+        health.retired || health.doubted
+    }
+
+    /// Whether it may be asked where no other source is left. What it gives must be `provable`.
+    pub(super) fn last_resort(&self, provable: bool) -> bool {
+        let health = self.health();
+        !health.retired && health.doubted && provable
     }
 
     /// Whether it failed a moment ago and others should be asked first.
@@ -124,18 +136,25 @@ impl Source {
             range,
         });
         if times >= WRONG_MAX {
-            self.retire(net, "it gave wrong bytes three times");
+            let first = !std::mem::replace(&mut self.health().doubted, true);
+            if first {
+                self.tell_set_aside(net, "it gave wrong bytes three times");
+            }
         }
     }
 
-    /// No longer asked, until the program ends.
+    /// It serves something else; no longer asked, until the program ends.
     pub(super) fn retire(&self, net: &Net, why: &str) {
-        let first = !std::mem::replace(&mut self.health().set_aside, true);
+        let first = !std::mem::replace(&mut self.health().retired, true);
         if first {
-            net.notice(&Notice::SetAside {
-                source: self.name.to_string(),
-                why: why.to_owned(),
-            });
+            self.tell_set_aside(net, why);
         }
+    }
+
+    fn tell_set_aside(&self, net: &Net, why: &str) {
+        net.notice(&Notice::SetAside {
+            source: self.name.to_string(),
+            why: why.to_owned(),
+        });
     }
 }

@@ -189,6 +189,7 @@ impl Errand<'_> {
     async fn read_http(&self, http: &HttpSource, facts: &FileFacts) -> Result<Arrived, Stop> {
         let missing = self.job.span.range.len() - self.job.partial().len();
         let reservation = self.net().budget.reserve(missing).map_err(Stop::Fatal)?;
+        let doubted = self.shared.sources[self.source].set_aside();
         let mut troubles = Troubles::default();
         let mut stale = None;
         let mut role = Role::Content;
@@ -225,7 +226,9 @@ impl Errand<'_> {
                     Ok(arrived) => return Ok(arrived),
                     Err(error) => {
                         troubles.wrong += 1;
-                        if troubles.wrong > 1 || self.shared.sources[self.source].set_aside() {
+                        let source = &self.shared.sources[self.source];
+                        let just_now = source.set_aside() && !doubted;
+                        if troubles.wrong > 1 || just_now {
                             return Err(Stop::Elsewhere(error));
                         }
                         // Once more, over a connection that did not carry the wrong bytes.

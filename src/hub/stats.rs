@@ -48,6 +48,6 @@ pub struct SourceStats {
     pub lanes: usize,
     /// Spans it may have in flight now.
     pub lanes_limit: usize,
-    /// Whether it is no longer asked.
+    /// Whether it is no longer asked, or only as a last resort for bytes a digest will prove.
     pub set_aside: bool,
 }

@@ -103,7 +103,7 @@ pub struct Throttle {
     pub per_connection: Option<u64>,
     /// Bytes a second from the CDN in all.
     pub total: Option<u64>,
-    /// Every so manieth connection gets only so many bytes a second.
+    /// One connection in so many, an early one, gets only so many bytes a second.
     pub slow_lane: Option<(u64, u64)>,
     /// With more connections than the first at a time, the total falls to the second.
     pub collapse: Option<(usize, u64)>,
@@ -218,7 +218,7 @@ impl State {
 
     fn lane_rate(&self, listener: Listener, connection: u64) -> Option<u64> {
         let (every, rate) = self.throttle.lock().unwrap().slow_lane?;
-        let slow = listener == Listener::Cdn && connection % every == every - 1;
+        let slow = listener == Listener::Cdn && connection % every == 3 % every;
         slow.then_some(rate)
     }
 
