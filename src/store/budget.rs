@@ -225,14 +225,12 @@ impl Inner {
     pub(super) fn discard_inside(&self, entered: &mut Entered<'_>, id: EntryId, path: &Path) {
         let mut state = lock(&self.state);
         let fixed = state.index.is_fixed(id.model);
-        let facts = self.disk.facts(path);
-        state.index.remove(id);
-        if super::disk::remove_any(&*self.disk, path).is_ok()
-            && let Ok(facts) = facts
-            && facts.kind == Kind::File
-            && !fixed
-        {
-            entered.subtract(facts.len);
+        let file = self.disk.facts(path).ok().filter(|f| f.kind == Kind::File);
+        // What was counted comes off the count, whatever the damage did to the length since.
+        let counted = state.index.remove(id).map(|entry| entry.len);
+        let counted = counted.or(file.map(|f| f.len)).unwrap_or(0);
+        if super::disk::remove_any(&*self.disk, path).is_ok() && !fixed {
+            entered.subtract(counted);
         }
     }
 

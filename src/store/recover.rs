@@ -312,7 +312,8 @@ pub(super) fn sweep_dead(inner: &Inner, entered: &mut Entered<'_>) -> io::Result
 fn sweep_leftovers(inner: &Inner, alive: &HashSet<u64>) -> io::Result<()> {
     let disk = &*inner.disk;
     let of_the_living = |owner: Option<u64>| owner.is_some_and(|owner| alive.contains(&owner));
-    for model in lock(&inner.state).models.clone() {
+    let models = lock(&inner.state).models.clone();
+    for model in models {
         let scan = scan_model(disk, &model)?;
         let temporary = model.folder.join("experts/tmp");
         for file in &scan.temporary {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::sim::Dice;
+use super::dice::Dice;
 use super::sim::Fault;
 use super::sim::SimDisk;
 use super::support::LEN;
@@ -34,7 +34,7 @@ use crate::terms::ExpertKey;
 const BUDGET: u64 = 4 * LEN;
 const CORE: CorePart = CorePart::Layer(0);
 
-fn open(disk: &SimDisk) -> Result<Store, StoreError> {
+pub(super) fn open(disk: &SimDisk) -> Result<Store, StoreError> {
     let options = StoreOptions {
         home: PathBuf::from("/home"),
         budget: Budget::Limit(BUDGET),
@@ -48,7 +48,7 @@ fn core_bytes() -> Vec<u8> {
 }
 
 /// Asks for an expert and brings it if it is missing. Whatever the disk does, the bytes are right.
-fn demand(model: &ModelStore, key: ExpertKey) {
+pub(super) fn demand(model: &ModelStore, key: ExpertKey) {
     for _ in 0..20 {
         match model.lookup(key, LEN) {
             Lookup::Hit(lease) => match lease.read() {

@@ -1,7 +1,10 @@
 //! What the store promises, held against real and simulated disks.
 
 mod basics;
+mod damage;
+mod dice;
 mod faults;
 mod install;
+mod names;
 mod sim;
 mod support;

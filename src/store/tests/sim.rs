@@ -10,6 +10,9 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
 
+use super::dice::Dice;
+use super::names::Change;
+use super::names::Node;
 use crate::store::disk::Disk;
 use crate::store::disk::DiskFile;
 use crate::store::disk::Facts;
@@ -26,12 +29,6 @@ pub(super) enum Fault {
     Stop,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Node {
-    Folder,
-    File(u64),
-}
-
 #[derive(Clone, Debug, Default)]
 struct Inode {
     data: Vec<u8>,
@@ -39,40 +36,7 @@ struct Inode {
     mtime: u64,
 }
 
-/// A change of names that a power loss may undo.
-#[derive(Clone, Debug)]
-enum Change {
-    Add(PathBuf, Node),
-    Remove(PathBuf),
-    Rename(PathBuf, PathBuf, Node),
-}
-
-impl Change {
-    fn touches(&self, folder: &Path) -> bool {
-        let within = |path: &Path| path.parent() == Some(folder);
-        match self {
-            Change::Add(path, _) | Change::Remove(path) => within(path),
-            Change::Rename(from, to, _) => within(from) || within(to),
-        }
-    }
-
-    fn apply(&self, names: &mut BTreeMap<PathBuf, Node>) {
-        match self {
-            Change::Add(path, node) => {
-                names.insert(path.clone(), *node);
-            }
-            Change::Remove(path) => {
-                names.retain(|name, _| !name.starts_with(path));
-            }
-            Change::Rename(from, to, node) => {
-                names.remove(from);
-                names.insert(to.clone(), *node);
-            }
-        }
-    }
-}
-
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct World {
     names: BTreeMap<PathBuf, Node>,
     synced_names: BTreeMap<PathBuf, Node>,
@@ -108,19 +72,6 @@ struct SimFile {
     inode: u64,
     handle: u64,
     writes: bool,
-}
-
-/// A small generator: the same seed tells the same story.
-pub(super) struct Dice(pub(super) u64);
-
-impl Dice {
-    pub(super) fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % n
-    }
 }
 
 impl SimDisk {
@@ -209,6 +160,31 @@ impl SimDisk {
         world.names = names;
     }
 
+    /// A disk of its own with the same content.
+    pub(super) fn fork(&self) -> Self {
+        SimDisk(Arc::new(Mutex::new(self.world().clone())))
+    }
+
+    /// Nothing works any more until the process is dead or the power gone.
+    pub(super) fn stop(&self) {
+        self.world().stopped = true;
+    }
+
+    /// Puts a folder in a file's place.
+    pub(super) fn replace_by_folder(&self, path: &Path) {
+        self.world().names.insert(path.to_owned(), Node::Folder);
+    }
+
+    /// Bytes of all files.
+    pub(super) fn used(&self) -> u64 {
+        self.world().used()
+    }
+
+    /// How many bytes the disk holds.
+    pub(super) fn set_capacity(&self, bytes: u64) {
+        self.world().capacity = bytes;
+    }
+
     /// Most bytes of experts, published and temporary, that there ever were at once.
     pub(super) fn most(&self) -> u64 {
         self.world().most
@@ -291,7 +267,11 @@ impl World {
     }
 
     fn used(&self) -> u64 {
-        self.inodes.values().map(|i| i.data.len() as u64).sum()
+        let named = self.names.values().filter_map(|node| match node {
+            Node::File(inode) => Some(self.inodes[inode].data.len() as u64),
+            Node::Folder => None,
+        });
+        named.sum()
     }
 
     fn parent_is_folder(&self, path: &Path) -> io::Result<()> {

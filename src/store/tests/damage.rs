@@ -1,0 +1,263 @@
+//! Whatever happens to a file: it is found before it is used, reported, and made good.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::path::PathBuf;
+
+use super::faults::demand;
+use super::faults::open;
+use super::sim::SimDisk;
+use super::support::LEN;
+use super::support::content;
+use super::support::key;
+use super::support::model;
+use super::support::put;
+use crate::store::Damage;
+use crate::store::Filled;
+use crate::store::Lookup;
+use crate::store::ModelStore;
+use crate::store::NotKept;
+use crate::store::Verified;
+use crate::store::VerifyOptions;
+
+type Harm = (&'static str, fn(&SimDisk, &Path, &Path));
+
+const HARMS: [Harm; 7] = [
+    ("a bit flipped", |disk, path, _| {
+        disk.edit(path, |bytes| bytes[500] ^= 0x10);
+    }),
+    ("truncated", |disk, path, _| {
+        disk.edit(path, |bytes| bytes.truncate(999));
+    }),
+    ("empty", |disk, path, _| disk.edit(path, Vec::clear)),
+    ("grown", |disk, path, _| {
+        disk.edit(path, |bytes| bytes.push(0))
+    }),
+    ("zeroed", |disk, path, _| {
+        disk.edit(path, |bytes| bytes.fill(0))
+    }),
+    ("another expert's", |disk, path, other| {
+        let mut others = Vec::new();
+        disk.edit(other, |bytes| others = bytes.clone());
+        disk.edit(path, |bytes| *bytes = others);
+    }),
+    ("a folder", |disk, path, _| disk.replace_by_folder(path)),
+];
+
+fn expert(model: &ModelStore, expert: u16) -> PathBuf {
+    model.folder().join(format!("experts/001/{expert:04}"))
+}
+
+/// A disk with four experts, all synced, whose process ended in order.
+fn filled() -> SimDisk {
+    let disk = SimDisk::new();
+    let store = open(&disk).unwrap();
+    let model = model(&store);
+    (0..4).for_each(|n| assert_eq!(put(&model, key(n)), Filled::Kept));
+    disk
+}
+
+fn verify(model: &ModelStore, repair: bool) -> Verified {
+    let options = VerifyOptions { every: 1, repair };
+    model
+        .verify(options, &mut |_| ControlFlow::Continue(()))
+        .unwrap()
+}
+
+#[test]
+fn verify_finds_every_kind_of_damage_and_repair_makes_room_for_a_new_fetch() {
+    for (harm, harm_it) in HARMS {
+        let disk = filled();
+        let store = open(&disk).unwrap();
+        let model = model(&store);
+        let (path, other) = (expert(&model, 2), expert(&model, 3));
+        assert_eq!(verify(&model, false).damaged, [], "{harm}: not yet");
+        harm_it(&disk, &path, &other);
+        let found = verify(&model, false);
+        let paths: Vec<_> = found.damaged.iter().map(|(p, _)| p.clone()).collect();
+        assert_eq!(paths, std::slice::from_ref(&path), "{harm}");
+        assert_eq!(found.removed, 0, "{harm}: looked at only");
+        let repaired = verify(&model, true);
+        assert_eq!(repaired.removed, 1, "{harm}");
+        assert_eq!(verify(&model, false).damaged, [], "{harm}: repaired");
+        assert_eq!(put(&model, key(2)), Filled::Kept, "{harm}: fetched again");
+        assert_eq!(verify(&model, false).first_use, 4, "{harm}");
+    }
+}
+
+#[test]
+fn damage_is_found_at_first_use_after_an_unclean_stop() {
+    for (harm, harm_it) in HARMS {
+        let disk = filled();
+        let store = open(&disk).unwrap();
+        let (path, other) = {
+            let model = model(&store);
+            (expert(&model, 2), expert(&model, 3))
+        };
+        disk.stop();
+        drop(store);
+        disk.killed();
+        harm_it(&disk, &path, &other);
+        let store = open(&disk).unwrap();
+        let model = model(&store);
+        (0..4).for_each(|n| demand(&model, key(n)));
+        let stats = store.stats();
+        assert!(stats.damaged + stats.distrusted >= 1, "{harm}: {stats:?}");
+        (0..4).for_each(|n| demand(&model, key(n)));
+        assert_eq!(verify(&model, false).damaged, [], "{harm}: made good");
+    }
+}
+
+#[test]
+fn what_was_compared_once_after_an_unclean_stop_is_believed_and_the_rest_is_not() {
+    let disk = filled();
+    let store = open(&disk).unwrap();
+    disk.stop();
+    drop(store);
+    disk.killed();
+    {
+        let store = open(&disk).unwrap();
+        demand(&model(&store), key(1)); // compared; the others are not
+    }
+    let store = open(&disk).unwrap(); // a clean stop lies between
+    let model = model(&store);
+    let path = expert(&model, 2);
+    disk.edit(&path, |bytes| bytes[0] ^= 1);
+    demand(&model, key(2));
+    assert_eq!(
+        store.stats().damaged,
+        1,
+        "still under suspicion after a clean stop"
+    );
+}
+
+#[test]
+fn a_digest_log_cut_anywhere_costs_experts_and_serves_none_unproved() {
+    let origin = filled();
+    let log = {
+        let store = open(&origin).unwrap();
+        model(&store).folder().join("digests")
+    };
+    let mut whole = Vec::new();
+    origin.edit(&log, |bytes| whole = bytes.clone());
+    for cut in 0..whole.len() {
+        let disk = origin.fork();
+        disk.edit(&log, |bytes| bytes.truncate(cut));
+        let store = open(&disk).unwrap();
+        let model = model(&store);
+        let lines = whole[..cut].split(|b| *b == b'\n');
+        let complete = lines
+            .filter(|l| l.ends_with(b"}") && l.starts_with(b"{\"file\""))
+            .count();
+        let mut sound = 0;
+        for n in 0..4 {
+            match model.lookup(key(n), LEN) {
+                Lookup::Hit(lease) => match lease.read() {
+                    Ok(bytes) => {
+                        assert!(bytes == content(key(n)), "cut at {cut}");
+                        sound += 1;
+                    }
+                    Err(e) => assert!(e.refetch(), "cut at {cut}: {e}"),
+                },
+                other => panic!("cut at {cut}: {other:?}"),
+            }
+        }
+        // A line whose newline alone is missing is as good as cut.
+        assert!(
+            sound == complete || sound + 1 == complete,
+            "cut at {cut}: {sound} of {complete}"
+        );
+        (0..4).for_each(|n| demand(&model, key(n)));
+        drop(model);
+        drop(store);
+        let store = open(&disk).unwrap();
+        let model = super::support::model(&store);
+        assert_eq!(verify(&model, false).damaged, [], "cut at {cut}: made good");
+        assert_eq!(model.experts().len(), 4, "cut at {cut}");
+    }
+}
+
+#[test]
+fn a_scrub_finds_damage_one_expert_at_a_time() {
+    let disk = filled();
+    let store = open(&disk).unwrap();
+    let model = model(&store);
+    disk.edit(&expert(&model, 2), |bytes| bytes[0] ^= 1);
+    let mut seen = Vec::new();
+    let mut after = None;
+    for _ in 0..5 {
+        let step = model.scrub(after).unwrap().unwrap();
+        after = Some(step.key);
+        seen.push((step.key.expert, step.damage.is_some()));
+    }
+    let expected = [(0, false), (1, false), (2, true), (3, false), (0, false)];
+    assert_eq!(seen, expected);
+    assert!(!model.contains(key(2)));
+    assert_eq!(store.stats().damaged, 1);
+}
+
+#[test]
+fn other_bytes_than_those_that_are_known_are_not_kept() {
+    let disk = filled();
+    let store = open(&disk).unwrap();
+    let model = model(&store);
+    store.trim(0).unwrap();
+    let known = model.known(key(2)).unwrap();
+    let Lookup::Miss(slot) = model.lookup(key(2), LEN) else {
+        panic!("trimmed");
+    };
+    let other = content(key(3));
+    let filled = slot.fill(
+        other.clone(),
+        crate::store::model::digest_of(&other),
+        "mirror",
+    );
+    assert_eq!(filled, Filled::NotKept(NotKept::Conflict(known)));
+    assert_eq!(put(&model, key(2)), Filled::Kept);
+}
+
+#[test]
+fn a_disk_that_fills_up_costs_experts_and_leaves_nothing_partial() {
+    for room in 0..3 * LEN {
+        let disk = filled();
+        let store = open(&disk).unwrap();
+        let model = model(&store);
+        store.trim(LEN).unwrap();
+        disk.set_capacity(disk.used() + room);
+        for n in 10..14 {
+            demand(&model, key(n));
+        }
+        let experts = model.folder().join("experts");
+        assert!(
+            disk.files(&experts.join("tmp")).is_empty(),
+            "room for {room}"
+        );
+        for (path, len) in disk.files(&experts) {
+            assert_eq!(len, LEN, "room for {room}: {}", path.display());
+        }
+        let stats = store.stats();
+        assert_eq!(stats.not_kept > 0, stats.trouble.is_some(), "{stats:?}");
+        disk.set_capacity(1 << 40);
+        assert_eq!(
+            put(&model, key(20)),
+            Filled::Kept,
+            "room for {room}: room again"
+        );
+        assert_eq!(verify(&model, false).damaged, [], "room for {room}");
+    }
+}
+
+#[test]
+fn an_expert_of_another_length_than_asked_for_is_damage() {
+    let disk = filled();
+    let store = open(&disk).unwrap();
+    let model = model(&store);
+    let expert = model.lookup(key(1), LEN + 1);
+    assert!(matches!(expert, Lookup::Miss(_)), "{expert:?}");
+    assert_eq!(store.stats().damaged, 1);
+    let wrong = Damage::Length {
+        expected: LEN + 1,
+        actual: LEN,
+    };
+    assert_eq!(wrong.to_string(), "1000 bytes instead of 1001");
+}
