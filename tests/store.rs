@@ -6,6 +6,9 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::path::PathBuf;
+use std::process::Child;
+use std::process::Command;
+use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering;
@@ -27,6 +30,7 @@ use sha2::Digest as _;
 use sha2::Sha256;
 
 const LEN: u64 = 4096;
+const COMMIT: &str = "0123456789012345678901234567890123456789";
 
 fn open(home: &Path, budget: u64) -> Store {
     let budget = Budget::Limit(budget);
@@ -39,7 +43,7 @@ fn open(home: &Path, budget: u64) -> Store {
 }
 
 fn model(store: &Store) -> ModelStore {
-    let commit = "0123456789012345678901234567890123456789".parse().unwrap();
+    let commit = COMMIT.parse().unwrap();
     store.model(&"org/name".parse().unwrap(), &commit)
 }
 
@@ -190,4 +194,86 @@ fn threads_that_want_the_same_expert_share_one_fetch() {
             assert_eq!(waiter.join().unwrap(), content(key(1)));
         }
     });
+}
+
+/// Set in processes that this test starts, to the home they share.
+const SHARED_HOME: &str = "DELTAFIN_TEST_SHARED_HOME";
+
+fn start_process(home: &Path, budget: u64) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "one_of_several_processes", "--nocapture"])
+        .env(SHARED_HOME, home)
+        .env("DELTAFIN_TEST_BUDGET", budget.to_string())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// Does its work only where [`start_process`] has started it.
+#[test]
+fn one_of_several_processes() {
+    let Some(home) = std::env::var_os(SHARED_HOME) else {
+        return;
+    };
+    let budget = std::env::var("DELTAFIN_TEST_BUDGET").unwrap();
+    let store = open(Path::new(&home), budget.parse().unwrap());
+    let model = model(&store);
+    for n in 0..400u16 {
+        let key = key(n * 7 % 40);
+        assert!(demand(&model, key) == content(key), "{key}: wrong bytes");
+    }
+    println!("kept={}", store.stats().kept);
+}
+
+fn kept(child: Child) -> u64 {
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let number = text.split("kept=").nth(1).unwrap();
+    number.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn processes_on_one_home_fetch_each_expert_once() {
+    let home = tempfile::tempdir().unwrap();
+    let children: Vec<Child> = (0..3)
+        .map(|_| start_process(home.path(), 1 << 30))
+        .collect();
+    let fetched: u64 = children.into_iter().map(kept).sum();
+    assert_eq!(fetched, 40, "40 experts");
+}
+
+#[test]
+fn processes_on_one_home_keep_one_budget_even_if_one_is_killed() {
+    let home = tempfile::tempdir().unwrap();
+    let budget = 12 * LEN;
+    let experts = home
+        .path()
+        .join("models-v1/org--name")
+        .join(COMMIT)
+        .join("experts");
+    let mut victim = start_process(home.path(), budget);
+    let mut others: Vec<Child> = (0..2).map(|_| start_process(home.path(), budget)).collect();
+    let (mut looks, mut most) = (0, 0);
+    while others.iter_mut().any(|c| c.try_wait().unwrap().is_none()) {
+        most = most.max(seen(&experts));
+        looks += 1;
+        if looks == 10 {
+            let _ = victim.kill();
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let _ = victim.kill();
+    victim.wait().unwrap();
+    others
+        .into_iter()
+        .for_each(|child| assert!(kept(child) > 0));
+    assert!(looks > 3, "looked {looks} times: proves nothing");
+    let store = open(home.path(), budget);
+    let model = model(&store);
+    assert!(most <= budget, "saw {most} bytes of {budget}");
+    assert!(model.experts().len() <= 12);
+    for (key, _) in model.experts() {
+        assert!(demand(&model, key) == content(key), "{key}");
+    }
 }

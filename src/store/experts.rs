@@ -196,7 +196,7 @@ impl ModelStore {
                     drop(state);
                     entry.damaged(damage);
                 }
-                Found::Wrong(_) | Found::Nowhere => return entry.begin_fetch(state, len),
+                Found::Wrong(_) | Found::Nowhere => return entry.begin_fetch(&store, state, len),
             }
         }
     }
@@ -360,8 +360,25 @@ impl EntryRef {
         Some(lease)
     }
 
-    fn begin_fetch(self, mut state: std::sync::MutexGuard<'_, State>, len: u64) -> Lookup {
+    fn begin_fetch<'a>(
+        self,
+        store: &'a Store,
+        mut state: std::sync::MutexGuard<'a, State>,
+        len: u64,
+    ) -> Lookup {
         let claim = match self.claim() {
+            // Another process may have published it, and let its claim go, since we looked.
+            Claim::Ours(path) if matches!(self.find(&mut state, len), Found::Here) => {
+                let _ = self.inner().disk.remove_file(&path);
+                state.index.pin(self.id);
+                state.index.promote(self.id);
+                drop(state);
+                if let Some(lease) = self.clone().lease(len) {
+                    return Lookup::Hit(lease);
+                }
+                state = lock(&store.inner.state);
+                None
+            }
             Claim::Ours(path) => Some(path),
             Claim::Refused => None,
             Claim::Theirs(path) => {
