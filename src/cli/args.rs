@@ -67,6 +67,9 @@ pub(crate) struct ModelArgs {
     /// At most this rate from the network, such as 40MB/s
     #[arg(long, value_parser = rate, help_heading = "Model")]
     pub rate: Option<u64>,
+    /// Stop after this many bytes from the network, such as 50GB; what was fetched is kept
+    #[arg(long, help_heading = "Model")]
+    pub max_bytes: Option<Bytes>,
     #[command(flatten)]
     pub store: StoreArgs,
 }

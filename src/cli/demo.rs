@@ -85,6 +85,7 @@ fn whole(
         hub: vec![served.url()],
         offline: false,
         rate: None,
+        max_bytes: None,
         store: StoreArgs {
             home,
             cache: Some(args.cache.unwrap_or(Budget::Limit(CACHE))),

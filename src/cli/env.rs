@@ -16,6 +16,8 @@ pub(super) struct Env {
     pub(super) token: Option<(String, String)>,
     /// `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE`, by name.
     pub(super) offline: Option<&'static str>,
+    /// `HF_HUB_CACHE`, else `hub` below `HF_HOME`: what other programs have downloaded.
+    pub(super) hf_cache: Option<PathBuf>,
     /// `SSL_CERT_FILE`: certificates trusted besides the system's.
     pub(super) ca_file: Option<PathBuf>,
 }
@@ -30,6 +32,9 @@ impl Env {
             offline: ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"]
                 .into_iter()
                 .find(|name| switched_on(name)),
+            hf_cache: path("HF_HUB_CACHE")
+                .or_else(|| path("HUGGINGFACE_HUB_CACHE"))
+                .or_else(|| hf_home().map(|h| h.join("hub"))),
             ca_file: path("SSL_CERT_FILE"),
         }
     }
@@ -63,10 +68,14 @@ fn token() -> Option<(String, String)> {
     if switched_on("HF_HUB_DISABLE_IMPLICIT_TOKEN") {
         return None;
     }
-    let home = path("HF_HOME")
-        .or_else(|| path("XDG_CACHE_HOME").map(|c| c.join("huggingface")))
-        .or_else(|| dirs::home_dir().map(|h| h.join(".cache/huggingface")));
-    let file = path("HF_TOKEN_PATH").or_else(|| home.map(|h| h.join("token")))?;
+    let file = path("HF_TOKEN_PATH").or_else(|| hf_home().map(|h| h.join("token")))?;
     let value = std::fs::read_to_string(&file).ok()?.trim().to_owned();
     (!value.is_empty()).then(|| (value, file.display().to_string()))
+}
+
+/// Where the hub's own clients keep their things.
+fn hf_home() -> Option<PathBuf> {
+    path("HF_HOME")
+        .or_else(|| path("XDG_CACHE_HOME").map(|c| c.join("huggingface")))
+        .or_else(|| dirs::home_dir().map(|h| h.join(".cache/huggingface")))
 }

@@ -71,11 +71,15 @@ pub(super) fn open_in(
         Some("demo") if !offline => Some(start_demo(share::ShareOptions::default())?),
         _ => None,
     };
-    let sources = sources(args, env, demo.as_ref());
+    let mut sources = sources(args, env, demo.as_ref());
     let repo = repo(args, &sources)?;
+    sources.extend(hf_cache(env, &repo));
     let store = store(&args.store, env)?;
     let hub = hub(args, env, sources, offline, screen)?;
-    let local = hub.is_some() && (offline || demo.is_some());
+    // A folder that was named, or the demo's own hub; not a cache that others left here, which may
+    // lag behind what the store already has.
+    let named = args.hub.iter().any(|hub| !hub.contains("://"));
+    let local = hub.is_some() && (demo.is_some() || (offline && named));
     let request = OpenRequest {
         repo,
         revision: args.revision.clone(),
@@ -123,6 +127,17 @@ fn sources(args: &ModelArgs, env: &Env, demo: Option<&share::Server>) -> Vec<Sou
         sources.push(SourceAddress::Http(endpoint));
     }
     sources
+}
+
+/// What `hf download` or another program has already brought to this machine: one more source, read
+/// and verified like any other.
+fn hf_cache(env: &Env, repo: &RepoId) -> Option<SourceAddress> {
+    let cache = env.hf_cache.as_ref()?;
+    let model = cache.join(format!("models--{}", repo.folder_name()));
+    model
+        .join("snapshots")
+        .is_dir()
+        .then(|| SourceAddress::Folder(cache.clone()))
 }
 
 /// The repository: as named, else `local/FOLDER` for a model's own folder, else the real K3.
@@ -254,6 +269,7 @@ fn hub(
             .and_then(|(secret, origin)| Token::new(secret, origin.clone())),
         offline,
         rate_bytes_per_s: args.rate,
+        bytes_max: args.max_bytes.map(|b| b.0),
         lanes_max: LANES,
         extra_ca_pem,
         observer: Arc::clone(screen) as Arc<dyn HubObserver>,
