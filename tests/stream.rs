@@ -434,6 +434,88 @@ fn a_neighbours_store_is_a_source_and_what_it_lacks_comes_from_the_hub() {
 }
 
 #[test]
+fn what_other_programs_have_downloaded_is_used_before_the_network() {
+    let hub = hub();
+    let folder = tempfile::tempdir().unwrap();
+    let commit = hub_commit(&hub);
+    let model = folder.path().join("hub/models--deltafin--austen-k3");
+    let snapshot = model.join("snapshots").join(&commit);
+    std::fs::create_dir_all(&snapshot).unwrap();
+    std::fs::create_dir_all(model.join("refs")).unwrap();
+    std::fs::write(model.join("refs/main"), &commit).unwrap();
+    for entry in std::fs::read_dir("fixtures/austen-k3/model").unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), snapshot.join(entry.file_name())).unwrap();
+    }
+    let home = folder.path().join("home");
+    let url = hub.url();
+    let before = hub.stats();
+    let mut command = program::command();
+    command.env("HF_HOME", folder.path()).args([
+        "stream",
+        "--model",
+        MODEL,
+        "--hub",
+        &url,
+        "--reserve",
+        "0",
+        "--json",
+        "--home",
+    ]);
+    let run = Run::from(command.arg(&home).args(WHO).output().unwrap());
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    assert_eq!(ids(&json(&run)), golden("chat_who"));
+    let moved = hub.stats().body_bytes - before.body_bytes;
+    assert!(
+        moved < 1_000_000,
+        "{moved} bytes came over the network although they were here"
+    );
+}
+
+/// The commit that the loopback hub serves.
+fn hub_commit(hub: &Server) -> String {
+    let home = tempfile::tempdir().unwrap();
+    let url = hub.url();
+    let at = home.path().to_str().unwrap();
+    let plan = deltafin(&[
+        "fetch",
+        "--dry-run",
+        "--model",
+        MODEL,
+        "--hub",
+        &url,
+        "--home",
+        at,
+        "--json",
+    ]);
+    json(&plan)["revision"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_limit_of_bytes_ends_a_run_and_keeps_what_it_has_fetched() {
+    let hub = hub();
+    let home = tempfile::tempdir().unwrap();
+    let capped = stream(
+        home.path(),
+        &hub,
+        &["--cache", "unlimited", "--max-bytes", "9MB"],
+    );
+    assert_eq!(capped.code, 130, "{}", capped.stderr);
+    assert!(
+        capped.stderr.contains("limit of 9.0 MB"),
+        "{}",
+        capped.stderr
+    );
+    let kept = program::expert_bytes(home.path());
+    assert!(kept > 0);
+    let next = stream(home.path(), &hub, &["--cache", "unlimited"]);
+    assert_eq!(ids(&json(&next)), golden("chat_who"));
+    let total = program::expert_bytes(home.path());
+    let fetched = json(&next)["bytes"]["hub"].as_u64().unwrap();
+    assert_eq!(fetched + kept, total, "nothing is fetched twice");
+}
+
+#[test]
 fn a_complete_share_gives_every_shard_back_byte_for_byte() {
     let hub = hub();
     let near = tempfile::tempdir().unwrap();

@@ -12,6 +12,7 @@ use super::job::Control;
 use super::job::Job;
 use super::job::Partial;
 use super::net::Net;
+use super::source::Kind;
 use super::source::Source;
 use super::watch::Lanes;
 use super::watch::Meter;
@@ -219,11 +220,16 @@ impl Queue {
     }
 }
 
-/// The first source in order that may still serve the job: rested ones before those that failed a
-/// moment ago, and those that lied only when nobody else is left.
+/// The first source in order that may still serve the job: folders of this machine before whatever
+/// costs the network, rested ones before those that failed a moment ago, and those that lied only
+/// when nobody else is left.
 fn choose(job: &Job, sources: &[Source], net: &Net) -> Option<usize> {
     let usable = |i: &usize| !job.tried[*i] && !sources[*i].set_aside();
-    let mut order = (0..sources.len()).filter(usable);
+    let here = |i: &usize| matches!(sources[*i].kind, Kind::Folder(_));
+    let away = |i: &usize| !here(i);
+    let all = 0..sources.len();
+    let local = all.clone().filter(here).filter(usable);
+    let mut order = local.chain(all.filter(away).filter(usable));
     let first = order.clone().next();
     let provable = job.span.digest.is_some();
     let last_resort = |i: &usize| !job.tried[*i] && sources[*i].last_resort(provable);
