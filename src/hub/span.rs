@@ -4,6 +4,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -263,14 +264,18 @@ impl Errand<'_> {
     /// The attempt, and beside it a second one if the watch finds it slow. The first to finish
     /// wins; the other's connection is dropped.
     async fn pull(&self, attempt: &Attempt<'_>) -> Result<(), Trouble> {
+        self.meter.restart();
+        // Whether the bell rang in this attempt: it rings once a span, and waiting for a second
+        // request that was never made would be waiting for ever.
+        let doubled = AtomicBool::new(false);
         let mut first = pin!(attempt.run(&self.job.partial));
-        let mut second = pin!(self.second(attempt));
+        let mut second = pin!(self.second(attempt, &doubled));
         let mut first_failed = None;
         let mut second_failed = false;
         loop {
             tokio::select! {
                 done = &mut first, if first_failed.is_none() => match done {
-                    Err(trouble) if self.meter.hedged.load(Relaxed) && !second_failed => {
+                    Err(trouble) if doubled.load(Relaxed) && !second_failed => {
                         first_failed = Some(trouble);
                     }
                     done => return done,
@@ -290,7 +295,7 @@ impl Errand<'_> {
                 },
                 () = self.meter.slow.notified(), if first_failed.is_none() => {
                     let trouble = Trouble::Again { why: "too slow".to_owned() };
-                    if !self.meter.hedged.load(Relaxed) || second_failed {
+                    if !doubled.load(Relaxed) || second_failed {
                         return Err(trouble);
                     }
                     first_failed = Some(trouble);
@@ -300,8 +305,13 @@ impl Errand<'_> {
     }
 
     /// Waits for the watch's bell, then fetches what is missing over a connection of its own.
-    async fn second(&self, attempt: &Attempt<'_>) -> (Result<(), Trouble>, Partial) {
+    async fn second(
+        &self,
+        attempt: &Attempt<'_>,
+        doubled: &AtomicBool,
+    ) -> (Result<(), Trouble>, Partial) {
         self.meter.hedge.notified().await;
+        doubled.store(true, Relaxed);
         count(&self.net().counters.hedges);
         let partial = Mutex::new(self.job.partial().clone());
         let own = Meter::new();

@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
+use std::sync::MutexGuard;
 use std::sync::PoisonError;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
@@ -12,6 +13,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use std::time::Instant;
 
+use futures_util::FutureExt as _;
 use tokio::sync::Notify;
 
 use super::Timing;
@@ -31,8 +33,9 @@ const COLLAPSE: f64 = 0.3;
 
 /// One running span's bytes over time.
 pub(super) struct Meter {
-    started: Instant,
+    born: Instant,
     bytes: AtomicU64,
+    /// Of the attempt under way: its first entry is its start.
     past: Mutex<VecDeque<(Instant, u64)>>,
     pub(super) hedged: AtomicBool,
     /// Rings when a second request should be made.
@@ -43,10 +46,11 @@ pub(super) struct Meter {
 
 impl Meter {
     pub(super) fn new() -> Self {
+        let born = Instant::now();
         Meter {
-            started: Instant::now(),
+            born,
             bytes: AtomicU64::new(0),
-            past: Mutex::default(),
+            past: Mutex::new(VecDeque::from([(born, 0)])),
             hedged: AtomicBool::new(false),
             hedge: Notify::new(),
             slow: Notify::new(),
@@ -61,35 +65,47 @@ impl Meter {
         self.bytes.load(Relaxed)
     }
 
+    /// A new attempt begins. It is not judged by what the last one did, nor by a bell that rang
+    /// for that.
+    pub(super) fn restart(&self) {
+        let mut past = self.past();
+        past.clear();
+        past.push_back((Instant::now(), self.bytes()));
+        drop(past);
+        let _ = self.slow.notified().now_or_never();
+    }
+
+    fn past(&self) -> MutexGuard<'_, VecDeque<(Instant, u64)>> {
+        self.past.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How much of its past can be judged, at most as much as is kept.
     fn age(&self) -> Duration {
-        self.started.elapsed()
+        let first = self.past().front().map(|(at, _)| at.elapsed());
+        first.unwrap_or_default()
     }
 
     /// Notes where it stands and forgets what lies further back than `keep`.
     fn sample(&self, keep: Duration) {
-        let mut past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut past = self.past();
         past.push_back((Instant::now(), self.bytes()));
         while past.len() > 2 && past.front().is_some_and(|(at, _)| at.elapsed() > keep) {
             past.pop_front();
         }
     }
 
-    /// Bytes a second over the last `window`, or since the start if that is shorter.
+    /// Bytes a second over the last `window`, or since the attempt began if that is shorter.
     fn speed(&self, window: Duration) -> f64 {
-        let past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
-        let from = past.iter().find(|(at, _)| at.elapsed() <= window);
-        let (at, bytes) = from.copied().unwrap_or((self.started, 0));
-        let young = self.age() <= window;
-        let (at, bytes) = if young {
-            (self.started, 0)
-        } else {
-            (at, bytes)
-        };
-        per_second(self.bytes() - bytes, at.elapsed())
+        let past = self.past();
+        let within = past.iter().find(|(at, _)| at.elapsed() <= window);
+        match within.or(past.back()) {
+            Some((at, bytes)) => per_second(self.bytes() - bytes, at.elapsed()),
+            None => 0.0,
+        }
     }
 
     pub(super) fn average(&self) -> f64 {
-        per_second(self.bytes(), self.age())
+        per_second(self.bytes(), self.born.elapsed())
     }
 }
 

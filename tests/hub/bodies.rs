@@ -333,6 +333,27 @@ fn fault_30_one_slow_connection_among_many_gets_a_second_request() {
 }
 
 #[test]
+fn a_second_request_that_failed_is_not_waited_for_later() {
+    let server = server();
+    let client = Client::of(&server);
+    for i in 0..5 {
+        client.check(&server, i * MIB, i * MIB + 1_500_000);
+    }
+    // Stalled, doubled in vain, cut once more, and then well.
+    let at = 50 * MIB;
+    server.fault(cdn(Fault::StallAfter(1_000)).first_byte(at).times(1));
+    let broken = Fault::Status(500, vec![], String::new());
+    server.fault(cdn(broken).first_byte(at + 1_000).times(1));
+    server.fault(cdn(Fault::CutAfter(500)).first_byte(at + 1_000).times(1));
+    let pending = client.start(span(at, at + 200_000), Class::Demand);
+    let arrived = pending.wait().unwrap();
+    assert_right(&server, &arrived, at, at + 200_000);
+    assert_eq!(client.hub.stats().hedges, 1);
+    let last = firsts(&server)[5..].to_vec();
+    assert_eq!(last, [at, at + 1_000, at + 1_000, at + 1_500]);
+}
+
+#[test]
 fn fault_31_a_link_slow_for_everybody_is_only_slow() {
     let server = server();
     let client = Client::of(&server);

@@ -43,14 +43,14 @@ pub fn repo() -> RepoId {
 pub fn quick() -> Timing {
     Timing {
         connect: Duration::from_secs(2),
-        headers: Duration::from_millis(400),
-        idle: Duration::from_millis(300),
+        headers: Duration::from_millis(1_000),
+        idle: Duration::from_millis(1_000),
         attempts: 6,
         backoff: Duration::from_millis(5),
         backoff_max: Duration::from_millis(80),
         pause_max: Duration::from_secs(310),
         speed_min: 64 << 10,
-        speed_window: Duration::from_millis(250),
+        speed_window: Duration::from_millis(400),
         deadline: Duration::from_secs(20),
         tick: Duration::from_millis(25),
         warm: Duration::from_secs(3),
