@@ -39,6 +39,8 @@ use crate::terms::ExpertKey;
 /// another process that evicts it; but a prefill may lease 896 at once, and a process may have no
 /// more than 256 files open on some systems.
 const OPEN_LEASES_MAX: usize = 100;
+/// A claim gets its owner's name within microseconds; this leaves room for a very busy machine.
+const NAMED_WITHIN_NS: u64 = 1_000_000_000;
 /// How often a fetch by another process is looked at.
 const POLL: Duration = Duration::from_millis(5);
 
@@ -441,6 +443,7 @@ impl EntryRef {
         match claim_owner(&*inner.disk, &path) {
             Some(owner) if owner == inner.session => Claim::Ours(path), // could not be removed
             Some(owner) if inner.gate.life(owner) != Life::Alive => Claim::Ours(path),
+            None if is_abandoned(&*inner.disk, &path) => Claim::Ours(path),
             // The owner may be writing its name right now.
             Some(_) | None => Claim::Theirs(path),
         }
@@ -451,6 +454,12 @@ enum Claim {
     Ours(PathBuf),
     Theirs(PathBuf),
     Refused,
+}
+
+/// Whether a claim without a name is so old that its owner must have died before it wrote it.
+pub(super) fn is_abandoned(disk: &dyn Disk, claim: &Path) -> bool {
+    let facts = disk.facts(claim);
+    facts.is_ok_and(|f| disk.now().saturating_sub(f.mtime) > NAMED_WITHIN_NS)
 }
 
 /// Who fetches the expert that a claim is for.
@@ -501,6 +510,9 @@ impl Wait {
             return true;
         }
         let owner = claim_owner(&*inner.disk, claim);
-        owner.is_some_and(|owner| inner.gate.life(owner) != Life::Alive)
+        match owner {
+            Some(owner) => inner.gate.life(owner) != Life::Alive,
+            None => is_abandoned(&*inner.disk, claim),
+        }
     }
 }

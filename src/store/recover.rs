@@ -332,7 +332,12 @@ fn sweep_leftovers(inner: &Inner, alive: &HashSet<u64>) -> io::Result<()> {
     let claims = inner.home.join("locks/claims");
     for claim in list(disk, &claims)? {
         let path = claims.join(&claim.name);
-        if !of_the_living(super::experts::claim_owner(disk, &path)) {
+        // One without a name may be getting it right now.
+        let over = match super::experts::claim_owner(disk, &path) {
+            None => alive.is_empty() || super::experts::is_abandoned(disk, &path),
+            owner => !of_the_living(owner),
+        };
+        if over {
             let _ = disk.remove_file(&path);
         }
     }
