@@ -301,6 +301,8 @@ fn fault_14_a_range_applied_to_something_else_is_asked_anew() {
 fn fault_29_a_server_that_drips_is_left() {
     let server = server();
     let client = Client::of(&server);
+    // The next attempt takes a moment to begin, and must get it.
+    server.latency(Duration::from_millis(150));
     server.fault(cdn(Fault::Drip(1, 30)).times(1));
     client.check(&server, START, END);
     assert_eq!(server.ledger().ranges(), 2);
