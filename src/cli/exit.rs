@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use crate::engine::EngineError;
 use crate::hub::HubError;
 use crate::residency::ResidencyError;
+use crate::server::ServerError;
 use crate::share::ShareError;
 use crate::store::StoreError;
 use crate::text::TextError;
@@ -36,6 +37,8 @@ pub(super) enum CliError {
     Engine(#[from] EngineError),
     #[error(transparent)]
     Share(#[from] ShareError),
+    #[error(transparent)]
+    Server(#[from] ServerError),
     /// A file the user named cannot be written or read.
     #[error("{path}: {source}")]
     File {
@@ -71,7 +74,10 @@ impl CliError {
         match self {
             CliError::Usage(..) => USAGE,
             CliError::Engine(error) => engine(error),
-            CliError::Share(ShareError::Bind { .. }) => NETWORK,
+            CliError::Server(ServerError::Open(_)) => USAGE,
+            CliError::Server(ServerError::Start(_)) => MEMORY,
+            CliError::Share(ShareError::Bind { .. })
+            | CliError::Server(ServerError::Bind { .. }) => NETWORK,
             CliError::Share(ShareError::Start(_)) => MEMORY,
             CliError::Share(_) => MISSING,
             CliError::File { .. } | CliError::NoSpace(..) => DISK,
@@ -84,6 +90,7 @@ impl CliError {
             CliError::Usage(_, hint) => hint.clone(),
             CliError::Engine(error) => error.hint(),
             CliError::Share(error) => Some(error.hint().to_owned()),
+            CliError::Server(error) => error.hint().map(Into::into),
             CliError::File { .. } => None,
             CliError::NoSpace(_, hint) => Some(hint.clone()),
         }

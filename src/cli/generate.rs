@@ -23,6 +23,7 @@ use crate::engine::Finish;
 use crate::engine::Prompt;
 use crate::engine::Request;
 use crate::engine::Sampling;
+use crate::engine::Shaping;
 use crate::hub::Hub;
 use crate::text::Conversation;
 use crate::text::Effort;
@@ -187,6 +188,7 @@ pub(super) fn request(args: &SamplingArgs, prompt: Option<&str>) -> Result<Reque
             top_p: args.top_p,
             seed,
         },
+        shaping: Shaping::default(),
         stop: args.stop.clone(),
         capture: args.logits.is_some(),
     })

@@ -16,6 +16,7 @@ use super::request::Prompt;
 use super::request::Request;
 use super::request::Seconds;
 use super::sampler;
+use super::shaping::Shaper;
 use super::stop::StopTexts;
 use crate::model::Row;
 use crate::model::Sequence;
@@ -201,9 +202,13 @@ impl<'a> Run<'a> {
         let mut logits = self.prefill()?;
         self.seconds.prefill = began.elapsed();
         let room = self.engine.spec().context - self.prompt.len();
+        let mut shaper = Shaper::new(&self.request.shaping);
         while self.token_ids.len() < self.request.max_tokens.min(room) {
             let position = self.prompt.len() + self.token_ids.len();
-            let id = sampler::sample(&logits, &self.request.sampling, position);
+            let sampling = &self.request.sampling;
+            let shaped = shaper.shape(&logits, &self.token_ids, sampling.temperature);
+            let id = sampler::sample(&shaped, sampling, position);
+            shaper.chose(id);
             if self.engine.stop_ids.contains(&id) {
                 let events = self.parser.as_mut().map(|p| p.push(id)).unwrap_or_default();
                 return Ok(match self.say(&events) {

@@ -9,6 +9,7 @@ mod generate;
 mod live;
 mod request;
 pub mod sampler;
+mod shaping;
 mod stop;
 #[cfg(test)]
 mod tests;
@@ -29,6 +30,9 @@ pub use request::Prompt;
 pub use request::Request;
 pub use request::Seconds;
 pub use sampler::Sampling;
+pub use shaping::Constraint;
+pub use shaping::ConstraintSource;
+pub use shaping::Shaping;
 
 use crate::checkpoint::Spec;
 use crate::kernel::Isa;

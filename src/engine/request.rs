@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::sampler::Sampling;
+use super::shaping::Shaping;
 use crate::residency::Counts;
 use crate::terms::TokenId;
 use crate::text::Conversation;
@@ -27,6 +28,8 @@ pub struct Request {
     pub max_tokens: usize,
     /// How tokens are chosen.
     pub sampling: Sampling,
+    /// How the distribution is bent before a token is drawn.
+    pub shaping: Shaping,
     /// Texts before which the answer ends; not looked for in reasoning.
     pub stop: Vec<String>,
     /// Keep every distribution and every routing.

@@ -2,6 +2,7 @@
 
 pub(super) mod chat;
 pub(super) mod completions;
+pub(super) mod responses;
 
 use serde_json::Map;
 use serde_json::Value;

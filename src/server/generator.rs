@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::engine::ConstraintSource;
 use crate::terms::TokenId;
 use crate::text::Conversation;
 use crate::text::ReplyEvent;
@@ -55,6 +56,8 @@ pub struct Ask {
     pub sampling: Sampling,
     /// Texts before which the answer ends; not looked for in reasoning.
     pub stop: Vec<String>,
+    /// What may come at all.
+    pub constraint: Option<ConstraintSource>,
 }
 
 /// Something that happened while generating.

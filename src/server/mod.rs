@@ -15,7 +15,10 @@ mod ask;
 mod error;
 mod gate;
 mod generator;
+mod grammar;
 mod logprobs;
+mod metrics;
+mod over_engine;
 mod params;
 mod queue;
 mod reply;
@@ -47,6 +50,7 @@ pub use generator::Sampling;
 
 use crate::share::Limits;
 use crate::share::Secret;
+use grammar::Grammars;
 use queue::Queue;
 
 /// What keeps a server from serving; afterwards every fault is a reply to one request.
@@ -124,6 +128,8 @@ struct Door {
     loopback: bool,
     started: u64,
     queue: OnceLock<Arc<Queue>>,
+    /// Made when first asked for: it reads the whole vocabulary.
+    grammars: OnceLock<Option<Grammars>>,
     loading: Mutex<String>,
 }
 
@@ -134,6 +140,7 @@ impl Door {
             loopback,
             started: unix_now(),
             queue: OnceLock::new(),
+            grammars: OnceLock::new(),
             loading: Mutex::new("starting".to_owned()),
         })
     }

@@ -32,6 +32,11 @@ impl Params {
         self.rest.shift_remove(name).filter(|v| !v.is_null())
     }
 
+    /// A parameter, left to be read.
+    pub(super) fn peek(&self, name: &str) -> Option<&Value> {
+        self.rest.get(name).filter(|v| !v.is_null())
+    }
+
     /// # Errors
     ///
     /// 400 where it is there and no boolean.

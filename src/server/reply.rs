@@ -2,6 +2,7 @@
 
 pub(super) mod chat;
 pub(super) mod completions;
+pub(super) mod responses;
 
 use serde::Serialize;
 use serde_json::Value;
@@ -12,6 +13,7 @@ use super::generator::Finish;
 use super::generator::Ledger;
 use super::generator::Outcome;
 use super::queue::Step;
+use crate::text::ReplyEvent;
 
 /// One event of a stream.
 #[derive(Clone, Debug, PartialEq)]
@@ -92,6 +94,10 @@ pub(super) struct Usage {
     n: usize,
     prompt_tokens: usize,
     completion_tokens: usize,
+    /// Tokens that became reasoning.
+    reasoning_tokens: usize,
+    /// Tokens that have become nothing yet.
+    pending: usize,
     ledger: Ledger,
     /// The seed of the first choice.
     seed: u64,
@@ -111,9 +117,25 @@ impl Usage {
             n,
             prompt_tokens: 0,
             completion_tokens: 0,
+            reasoning_tokens: 0,
+            pending: 0,
             ledger: Ledger::default(),
             seed,
             effort,
+        }
+    }
+
+    /// Counts the tokens that become reasoning; markup belongs to neither side.
+    fn count(&mut self, step: &Step) {
+        match step {
+            Step::Token(_) => self.pending += 1,
+            Step::Reply(event) => {
+                let became = std::mem::take(&mut self.pending);
+                if matches!(event, ReplyEvent::Reasoning(_)) {
+                    self.reasoning_tokens += became;
+                }
+            }
+            Step::Prompt(_) | Step::Ended(_) => self.pending = 0,
         }
     }
 
@@ -131,6 +153,19 @@ impl Usage {
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": { "cached_tokens": 0 },
+            "completion_tokens_details": { "reasoning_tokens": self.reasoning_tokens },
+            "deltafin": self.deltafin(),
+        })
+    }
+
+    /// The same in the words of `/v1/responses`.
+    fn response_json(&self) -> Value {
+        json!({
+            "input_tokens": self.prompt_tokens,
+            "input_tokens_details": { "cached_tokens": 0 },
+            "output_tokens": self.completion_tokens,
+            "output_tokens_details": { "reasoning_tokens": self.reasoning_tokens },
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
             "deltafin": self.deltafin(),
         })
     }

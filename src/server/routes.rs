@@ -8,8 +8,12 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::Path;
 use axum::extract::State;
+use axum::http::HeaderValue;
 use axum::http::StatusCode;
+use axum::http::header;
 use axum::middleware;
+use axum::response::Html;
+use axum::response::IntoResponse;
 use axum::response::Response;
 use axum::routing::get;
 use axum::routing::post;
@@ -25,7 +29,12 @@ use super::gate;
 use super::generator::Ask;
 use super::generator::Generator;
 use super::generator::Prompt;
+use super::grammar::Demand;
+use super::grammar::Grammars;
+use super::grammar::NoGrammar;
+use super::metrics;
 use super::params::Params;
+use super::params::wrong_value;
 use super::queue::Place;
 use super::queue::Queue;
 use super::queue::TurnedAway;
@@ -47,9 +56,13 @@ pub(super) fn app(door: Arc<Door>) -> Router {
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completions))
         .route("/v1/embeddings", post(no_embeddings))
+        .route("/v1/responses", post(responses))
+        .route("/metrics", get(metrics))
         .layer(middleware::from_fn_with_state(Arc::clone(&door), gate::key));
     Router::new()
         .merge(behind_key)
+        .route("/", get(page))
+        .route("/openapi.json", get(openapi))
         .route("/health", get(health))
         .route("/health/ready", get(ready))
         .fallback(|| async {
@@ -116,8 +129,10 @@ async fn chat(State(door): State<Arc<Door>>, body: Body) -> Result<Response, Api
     let body = read_body(&door, body).await?;
     let queue = door.queue()?;
     let generator = queue.generator();
-    let read = ask::chat::read(Params::parse(&body)?, &facts(generator.as_ref()))?;
+    let mut read = ask::chat::read(Params::parse(&body)?, &facts(generator.as_ref()))?;
     check(generator, &read).await?;
+    let demand = read.kind.demand.take();
+    constrain(&door, generator, &mut read.asks, demand).await?;
     let usage = usage(&read, Some(read.kind.effort.as_str()));
     let shape = reply::chat::ChatReply::new(
         envelope(generator.as_ref(), "chatcmpl-"),
@@ -125,6 +140,22 @@ async fn chat(State(door): State<Arc<Door>>, body: Body) -> Result<Response, Api
         read.delivery.include_usage,
         read.asks.len(),
         read.kind.logprobs.then_some(generator),
+    );
+    answer(&door, queue, read, Box::new(shape)).await
+}
+
+async fn responses(State(door): State<Arc<Door>>, body: Body) -> Result<Response, ApiError> {
+    let body = read_body(&door, body).await?;
+    let queue = door.queue()?;
+    let generator = queue.generator();
+    let mut read = ask::responses::read(Params::parse(&body)?, &facts(generator.as_ref()))?;
+    check(generator, &read).await?;
+    let demand = read.kind.demand.take();
+    constrain(&door, generator, &mut read.asks, demand).await?;
+    let shape = reply::responses::ResponseReply::new(
+        envelope(generator.as_ref(), "resp_"),
+        usage(&read, Some(read.kind.effort.as_str())),
+        std::mem::take(&mut read.kind.echo),
     );
     answer(&door, queue, read, Box::new(shape)).await
 }
@@ -183,6 +214,43 @@ async fn check<K>(generator: &Arc<dyn Generator>, read: &Read<K>) -> Result<(), 
         ApiError::plain(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
     })?;
     checked.map_err(ApiError::from)
+}
+
+/// Compiles what a reply is held to, if anything, on a thread that may work for a while.
+async fn constrain(
+    door: &Arc<Door>,
+    generator: &Arc<dyn Generator>,
+    asks: &mut [Ask],
+    demand: Option<Demand>,
+) -> Result<(), ApiError> {
+    let Some(demand) = demand else {
+        return Ok(());
+    };
+    let Some(Prompt::Chat(chat)) = asks.first().map(|ask| ask.prompt.clone()) else {
+        return Ok(());
+    };
+    let param = match demand.schema {
+        Some(_) => "response_format",
+        None => "tools",
+    };
+    let (door, generator) = (Arc::clone(door), Arc::clone(generator));
+    let compiled = tokio::task::spawn_blocking(move || {
+        let grammars = door
+            .grammars
+            .get_or_init(|| Grammars::new(generator.as_ref()));
+        let grammars = grammars.as_ref();
+        let no_markup = || NoGrammar("this model's vocabulary has no chat markup".to_owned());
+        grammars.ok_or_else(no_markup)?.constraint(&chat, &demand)
+    });
+    let compiled = compiled.await.map_err(|_| {
+        let message = "The grammar of the reply could not be compiled.";
+        ApiError::plain(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
+    })?;
+    let constraint = compiled.map_err(|error| wrong_value(param, &error.to_string()))?;
+    for ask in asks {
+        ask.constraint = Some(constraint.clone());
+    }
+    Ok(())
 }
 
 async fn answer<K>(
@@ -258,6 +326,27 @@ async fn model(
 async fn no_embeddings() -> ApiError {
     let message = "This model generates text and has no embeddings to give.";
     ApiError::plain(StatusCode::BAD_REQUEST, "unsupported_endpoint", message)
+}
+
+async fn metrics(State(door): State<Arc<Door>>) -> Response {
+    let text = metrics::text(door.queue.get().map(Arc::as_ref));
+    let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    ([(header::CONTENT_TYPE, kind)], text).into_response()
+}
+
+/// The web page. It loads nothing from anywhere, and may not.
+async fn page() -> Response {
+    let only_itself = HeaderValue::from_static(
+        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
+         connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    );
+    let headers = [(header::CONTENT_SECURITY_POLICY, only_itself)];
+    (headers, Html(include_str!("page.html"))).into_response()
+}
+
+async fn openapi() -> Response {
+    let json = HeaderValue::from_static("application/json");
+    ([(header::CONTENT_TYPE, json)], include_str!("openapi.json")).into_response()
 }
 
 /// For those who watch statuses rather than bodies.

@@ -10,6 +10,8 @@ use super::TOP_LOGPROBS_MAX;
 use crate::server::error::ApiError;
 use crate::server::generator::Ask;
 use crate::server::generator::Prompt;
+use crate::server::grammar::Calls;
+use crate::server::grammar::Demand;
 use crate::server::params::Params;
 use crate::server::params::wrong_value;
 use crate::text::Conversation;
@@ -18,11 +20,16 @@ use crate::text::ResponseFormat;
 use crate::text::ToolChoice;
 use crate::text::messages_from_json;
 
+/// Tools that one reply may call, where a grammar has to number the calls.
+const CALLS_MAX: usize = 8;
+
 /// What shapes a chat's reply.
 #[derive(Debug)]
 pub(in crate::server) struct Chat {
     pub(in crate::server) effort: Effort,
     pub(in crate::server) logprobs: bool,
+    /// What the reply is held to by a grammar, where the prompt alone would not do.
+    pub(in crate::server) demand: Option<Demand>,
 }
 
 /// Reads a request.
@@ -41,17 +48,13 @@ pub(in crate::server) fn read(mut params: Params, model: &Model) -> Result<Read<
         Some(name) => Effort::from_api(&name)?,
         None => Effort::default(),
     };
+    let parallel = params.boolean("parallel_tool_calls")?.unwrap_or(true);
     let (tools, tool_choice) = tools(&mut params)?;
     let response_format = match params.take("response_format") {
         None => ResponseFormat::Text,
         Some(format) => ResponseFormat::from_json(&format)?,
     };
-    if response_format != ResponseFormat::Text {
-        return Err(ApiError::unsupported(
-            "response_format",
-            "is not honoured beyond the type 'text'",
-        ));
-    }
+    let demand = demand(tools.as_ref(), &tool_choice, parallel, &response_format);
     let delivery = super::delivery(&mut params)?;
     let max_tokens = super::tokens_limit(&mut params, "max_tokens")?;
     // The newer name wins where a client sends both.
@@ -69,6 +72,7 @@ pub(in crate::server) fn read(mut params: Params, model: &Model) -> Result<Read<
         max_tokens,
         sampling: super::sampling(&mut params, model)?,
         stop: super::stop(&mut params)?,
+        constraint: None,
     };
     refuse_the_rest(params)?;
     Ok(Read {
@@ -76,11 +80,15 @@ pub(in crate::server) fn read(mut params: Params, model: &Model) -> Result<Read<
         n,
         scores,
         delivery,
-        kind: Chat { effort, logprobs },
+        kind: Chat {
+            effort,
+            logprobs,
+            demand,
+        },
     })
 }
 
-fn missing(name: &str) -> ApiError {
+pub(super) fn missing(name: &str) -> ApiError {
     ApiError::invalid(
         name,
         "missing_required_parameter",
@@ -109,19 +117,64 @@ fn tools(params: &mut Params) -> Result<(Option<Value>, ToolChoice), ApiError> {
         None => ToolChoice::Auto,
         Some(choice) => ToolChoice::from_json(&choice)?,
     };
-    match (&choice, &tools) {
+    let tools = tools.map(Value::Array);
+    let choice = possible(choice, tools.as_ref())?;
+    Ok((tools, choice))
+}
+
+/// The choice, if these tools leave it.
+pub(super) fn possible(choice: ToolChoice, tools: Option<&Value>) -> Result<ToolChoice, ApiError> {
+    let list = tools.and_then(Value::as_array);
+    match (choice, list) {
         (ToolChoice::Required | ToolChoice::Named(_), None) => Err(wrong_value(
             "tool_choice",
             "asks for a tool, and 'tools' is empty",
         )),
-        (ToolChoice::Required | ToolChoice::Named(_), Some(_)) => Err(ApiError::unsupported(
-            "tool_choice",
-            "is not honoured beyond 'auto' and 'none'",
-        )),
+        (ToolChoice::Named(name), Some(tools)) if !tools.iter().any(|tool| named(tool, &name)) => {
+            let what = format!("names '{name}', which is not among 'tools'");
+            Err(wrong_value("tool_choice", &what))
+        }
         // With no tools there is nothing to forbid, and a prompt without the note is the plain one.
-        (ToolChoice::None, None) => Ok((None, ToolChoice::Auto)),
-        _ => Ok((tools.map(Value::Array), choice)),
+        (ToolChoice::None, None) => Ok(ToolChoice::Auto),
+        (choice, _) => Ok(choice),
     }
+}
+
+fn named(tool: &Value, name: &str) -> bool {
+    tool["function"]["name"] == name
+}
+
+/// What a grammar has to see to; `None` where the model is free.
+pub(super) fn demand(
+    tools: Option<&Value>,
+    choice: &ToolChoice,
+    parallel: bool,
+    format: &ResponseFormat,
+) -> Option<Demand> {
+    let schema = match format {
+        ResponseFormat::Text => None,
+        ResponseFormat::JsonObject => Some(json!({ "type": "object" })),
+        ResponseFormat::JsonSchema(schema) => Some(schema.clone()),
+    };
+    let most = if parallel { CALLS_MAX } else { 1 };
+    let (calls, tool) = match (tools, choice) {
+        (None, _) | (_, ToolChoice::None) => (Calls::None, None),
+        (Some(_), ToolChoice::Auto) => (Calls::AtMost(most), None),
+        (Some(_), ToolChoice::Required) => (Calls::Some(most), None),
+        (Some(_), ToolChoice::Named(name)) => (Calls::Some(1), Some(name.clone())),
+    };
+    let list = tools.and_then(Value::as_array).into_iter().flatten();
+    let strict = list.clone().any(|tool| tool["function"]["strict"] == true);
+    let free = match calls {
+        Calls::None => tools.is_none(),
+        Calls::AtMost(_) => parallel && !strict,
+        Calls::Some(_) => false,
+    };
+    (!free || schema.is_some()).then_some(Demand {
+        calls,
+        tool,
+        schema,
+    })
 }
 
 /// Whether tokens are scored, and with how many alternatives.
@@ -140,12 +193,6 @@ fn logprobs(params: &mut Params) -> Result<(bool, Option<usize>), ApiError> {
 
 fn refuse_the_rest(mut params: Params) -> Result<(), ApiError> {
     params.pass(PASSED_OVER);
-    // Several calls in one reply are the model's own way, and cannot be forbidden.
-    params.refuse(
-        "parallel_tool_calls",
-        &[json!(true)],
-        "can only be true: the model calls as many tools as it sees fit",
-    )?;
     params.refuse("modalities", &[json!(["text"])], "can only be ['text']")?;
     params.refuse("verbosity", &[json!("medium")], "can only be 'medium'")?;
     params.refuse("audio", &[], "is not honoured: there is only text")?;

@@ -63,6 +63,7 @@ pub(in crate::server) fn read(
                 max_tokens: Some(max_tokens),
                 sampling: sampling.clone(),
                 stop: stop.clone(),
+                constraint: None,
             };
             super::repeat(&ask, n).collect::<Vec<_>>()
         })

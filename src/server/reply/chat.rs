@@ -148,6 +148,7 @@ impl Choice {
 
 impl Shape for ChatReply {
     fn take(&mut self, choice: usize, step: Step) -> Vec<Frame> {
+        self.usage.count(&step);
         let this = &mut self.choices[choice];
         match step {
             Step::Prompt(_) => {

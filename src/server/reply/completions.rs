@@ -95,6 +95,7 @@ impl CompletionReply {
 
 impl Shape for CompletionReply {
     fn take(&mut self, choice: usize, step: Step) -> Vec<Frame> {
+        self.usage.count(&step);
         match step {
             Step::Prompt(ids) => match self.prompt(choice, &ids) {
                 Some(prompt) => {

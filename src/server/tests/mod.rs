@@ -1,5 +1,6 @@
 mod hours;
 mod replies;
 mod requests;
+mod responses;
 mod safety;
-mod scripted;
+pub(super) mod scripted;

@@ -109,7 +109,7 @@ fn refused_asking() -> Vec<(&'static str, Value, &'static str)> {
         (CHAT, json!({ "audio": { "voice": "alloy" } }), "audio"),
         (
             CHAT,
-            json!({ "parallel_tool_calls": false }),
+            json!({ "parallel_tool_calls": 1 }),
             "parallel_tool_calls",
         ),
         (CHAT, json!({ "prompt": "hi" }), "prompt"),

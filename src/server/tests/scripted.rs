@@ -36,7 +36,7 @@ pub(super) const LONG: Duration = Duration::from_secs(30);
 
 /// A step of a script.
 #[derive(Clone, Debug)]
-pub(super) enum Beat {
+pub(crate) enum Beat {
     Token(TokenId, Vec<f32>),
     Say(ReplyEvent),
     /// Arithmetic that takes its time, unless stopped.
@@ -56,7 +56,7 @@ pub(super) fn think(text: &str) -> Beat {
 
 type Script = dyn Fn(&Ask) -> Vec<Beat> + Send + Sync;
 
-pub(super) struct Scripted {
+pub(crate) struct Scripted {
     tokenizer: Tokenizer,
     script: Box<Script>,
     pub(super) seen: Mutex<Vec<Ask>>,
@@ -66,7 +66,7 @@ pub(super) struct Scripted {
 }
 
 impl Scripted {
-    pub(super) fn new(script: impl Fn(&Ask) -> Vec<Beat> + Send + Sync + 'static) -> Arc<Scripted> {
+    pub(crate) fn new(script: impl Fn(&Ask) -> Vec<Beat> + Send + Sync + 'static) -> Arc<Scripted> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/austen-k3/model");
         let read = |name| std::fs::read(folder.join(name)).unwrap();
         let tokenizer =
@@ -78,6 +78,28 @@ impl Scripted {
             state: Mutex::default(),
             bell: Condvar::new(),
         })
+    }
+
+    pub(crate) fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// Tokens of a text in which special tokens stand by their names.
+    pub(crate) fn with_markup(&self, text: &str) -> Vec<TokenId> {
+        let mut ids = Vec::new();
+        let mut rest = text;
+        while let Some(at) = rest.find("<|") {
+            let (plain, from) = rest.split_at(at);
+            let end = from.find("|>").map_or(from.len(), |end| end + 2);
+            ids.extend(self.tokenizer.encode(plain));
+            match self.tokenizer.special(&from[..end]) {
+                Some(id) => ids.push(id),
+                None => ids.extend(self.tokenizer.encode(&from[..end])),
+            }
+            rest = &from[end..];
+        }
+        ids.extend(self.tokenizer.encode(rest));
+        ids
     }
 
     /// Waits until `holds` of (generations at work, generations that were stopped).

@@ -1,0 +1,191 @@
+//! The engine behind the door: its words in the door's.
+
+use std::ops::ControlFlow;
+
+use super::generator::Ask;
+use super::generator::BySource;
+use super::generator::Failure;
+use super::generator::Finish;
+use super::generator::Generator;
+use super::generator::Happening;
+use super::generator::Ledger;
+use super::generator::Now;
+use super::generator::Outcome;
+use super::generator::Prompt;
+use crate::engine;
+use crate::engine::Engine;
+use crate::engine::EngineError;
+use crate::engine::Phase;
+use crate::terms::TokenId;
+use crate::text::ReplyEvent;
+
+/// The engine's numbers by origin, whose type belongs to a room this one does not name.
+macro_rules! by_source {
+    ($by:expr) => {
+        BySource {
+            memory: $by.memory,
+            disk: $by.disk,
+            peer: $by.peer,
+            hub: $by.hub,
+        }
+    };
+}
+impl Generator for Engine {
+    fn model(&self) -> &str {
+        self.name()
+    }
+
+    fn fingerprint(&self) -> String {
+        let commit = self.opened().snapshot.commit.as_str();
+        format!("fp_{}_{}", &commit[..10], self.kernel().isa().name())
+    }
+
+    fn context(&self) -> usize {
+        self.spec().context
+    }
+
+    fn vocab(&self) -> usize {
+        self.spec().vocab
+    }
+
+    fn tokens(&self, prompt: &Prompt) -> Result<Vec<TokenId>, Failure> {
+        let ids = self.prompt_ids(&to_engine(prompt))?;
+        let context = self.spec().context;
+        // What the engine would refuse later, when a stream has already begun.
+        if ids.is_empty() {
+            return Err(EngineError::EmptyPrompt.into());
+        }
+        if ids.len() >= context {
+            let tokens = ids.len();
+            return Err(EngineError::PromptTooLong { tokens, context }.into());
+        }
+        Ok(ids)
+    }
+
+    fn bytes(&self, id: TokenId) -> Vec<u8> {
+        // Without a tokenizer no text was ever made, and none is to be shown.
+        let tokenizer = self.tokenizer().ok();
+        tokenizer.map_or_else(Vec::new, |tokenizer| tokenizer.bytes(id).to_vec())
+    }
+
+    fn special(&self, id: TokenId) -> bool {
+        let tokenizer = self.tokenizer().ok();
+        tokenizer.is_some_and(|tokenizer| tokenizer.is_special(id))
+    }
+
+    fn generate(
+        &self,
+        ask: &Ask,
+        on: &mut dyn FnMut(Happening<'_>) -> ControlFlow<()>,
+    ) -> Result<Outcome, Failure> {
+        let request = engine::Request {
+            prompt: to_engine(&ask.prompt),
+            max_tokens: ask.max_tokens.unwrap_or(self.spec().context),
+            sampling: engine::Sampling {
+                temperature: ask.sampling.temperature,
+                top_p: ask.sampling.top_p,
+                seed: ask.sampling.seed,
+            },
+            shaping: engine::Shaping {
+                top_k: ask.sampling.top_k,
+                min_p: ask.sampling.min_p,
+                presence_penalty: ask.sampling.presence_penalty,
+                frequency_penalty: ask.sampling.frequency_penalty,
+                logit_bias: ask.sampling.logit_bias.clone(),
+                constraint: ask.constraint.clone(),
+            },
+            stop: ask.stop.clone(),
+            capture: false,
+        };
+        let mut heard = |event: engine::Event<'_>| match event {
+            engine::Event::Prompt(ids) => on(Happening::Prompt(ids)),
+            engine::Event::Token { id, logits } => on(Happening::Token { id, logits }),
+            engine::Event::Reasoning(text) => {
+                on(Happening::Reply(&ReplyEvent::Reasoning(text.to_owned())))
+            }
+            engine::Event::Answer(text) => {
+                on(Happening::Reply(&ReplyEvent::Answer(text.to_owned())))
+            }
+            engine::Event::Reply(event) => on(Happening::Reply(event)),
+        };
+        let made = Engine::generate(self, &request, &mut heard)?;
+        Ok(Outcome {
+            finish: match made.finish {
+                engine::Finish::Stop => Finish::Stop,
+                engine::Finish::ToolCalls => Finish::ToolCalls,
+                engine::Finish::Length => Finish::Length,
+                engine::Finish::Interrupted => Finish::Interrupted,
+            },
+            prompt_tokens: made.prompt_ids.len(),
+            completion_tokens: made.token_ids.len(),
+            ledger: Ledger {
+                requested: made.counts.requested,
+                experts: by_source!(made.counts.experts),
+                bytes: by_source!(made.counts.bytes),
+                prefill: made.seconds.prefill,
+                decode: made.seconds.decode,
+                compute: made.seconds.compute,
+                wait_disk: made.counts.wait_disk,
+                wait_hub: made.counts.wait_hub,
+            },
+        })
+    }
+
+    fn stop(&self) {
+        self.stopper().stop();
+    }
+
+    fn now(&self) -> Now {
+        let progress = self.progress();
+        let counts = self.counts();
+        Now {
+            busy: progress.phase != Phase::Idle,
+            prompt: progress.prompt,
+            read: progress.read,
+            generated: progress.generated,
+            layer: progress.layer,
+            layers: progress.layers,
+            elapsed: progress.elapsed.as_secs_f64(),
+            last_token: progress.last_sweep.map(|took| took.as_secs_f64()),
+            experts: by_source!(counts.experts),
+            bytes: by_source!(counts.bytes),
+        }
+    }
+}
+
+fn to_engine(prompt: &Prompt) -> engine::Prompt {
+    match prompt {
+        Prompt::Ids(ids) => engine::Prompt::Ids(ids.clone()),
+        Prompt::Text(text) => engine::Prompt::Text(text.clone()),
+        Prompt::Chat(conversation) => engine::Prompt::Chat((**conversation).clone()),
+    }
+}
+
+impl From<EngineError> for Failure {
+    fn from(error: EngineError) -> Failure {
+        let hint = error.hint();
+        let message = match hint {
+            Some(hint) => format!("{error} ({hint})"),
+            None => error.to_string(),
+        };
+        let refused = |param: &str, code| Failure::Refused {
+            param: Some(param.to_owned()),
+            code,
+            message: error.to_string(),
+        };
+        match error {
+            EngineError::Text(error) => error.into(),
+            EngineError::EmptyPrompt => refused("prompt", "empty_prompt"),
+            EngineError::PromptTooLong { .. } => refused("messages", "context_length_exceeded"),
+            EngineError::NoSuchToken { .. } => refused("prompt", "invalid_value"),
+            EngineError::NoTokenizer { .. } => Failure::Refused {
+                param: Some("prompt".to_owned()),
+                code: "no_tokenizer",
+                message: format!("{error}; give the prompt as token ids"),
+            },
+            // The network, the disk or an offline store: another time it may work.
+            EngineError::Residency(_) => Failure::Unavailable { message },
+            _ => Failure::Broken { message },
+        }
+    }
+}
