@@ -14,11 +14,11 @@ work=$(mktemp -d)
 hub=
 trap '[[ -n $hub ]] && kill "$hub" 2>/dev/null; rm -rf "$work"' EXIT
 
-cargo build --quiet --example testhub
+cargo build --quiet --release --example testhub
 
 # Xet is another protocol; its headers are left out for the client that cannot be told to ignore it.
 serve() {
-    target/debug/examples/testhub "$folder" "$org/$name" "$@" >"$work/hub" &
+    target/release/examples/testhub "$folder" "$org/$name" "$@" >"$work/hub" &
     hub=$!
     for _ in $(seq 100); do
         [[ -s $work/hub ]] && break
