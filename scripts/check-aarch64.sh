@@ -26,7 +26,9 @@ else
     if [ "$(uname -m)" != aarch64 ]; then
         export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu"
     fi
-    cargo test --lib --no-default-features --target "$linux" kernel::
+    # The dependencies are not what is tested here: unoptimised they build in a third of the time.
+    cargo test --lib --no-default-features --target "$linux" \
+        --config 'profile.dev.package."*".opt-level=0' kernel::
 fi
 
 if has_target "$mac"; then
