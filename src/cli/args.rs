@@ -130,9 +130,10 @@ pub(crate) struct SamplingArgs {
     /// System message for the chat
     #[arg(long, conflicts_with_all = ["raw", "ids"], help_heading = "Generation")]
     pub system: Option<String>,
-    /// How much the model thinks first. The vendor's default is `max`, which at a minute a token means days
-    #[arg(long, value_enum, default_value_t = EffortArg::Low, help_heading = "Generation")]
-    pub reasoning_effort: EffortArg,
+    /// How much the model thinks first. The vendor's default is `max`, which at a minute a token means
+    /// days [default: low; for the demo, whose model was taught with it, max]
+    #[arg(long, value_enum, help_heading = "Generation")]
+    pub reasoning_effort: Option<EffortArg>,
     /// The prompt as token ids, such as 5,9,12
     #[arg(long, value_delimiter = ',', help_heading = "Generation")]
     pub ids: Vec<TokenId>,

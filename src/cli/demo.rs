@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use super::args::Demo;
+use super::args::EffortArg;
 use super::args::ModelArgs;
+use super::args::SamplingArgs;
 use super::args::StoreArgs;
 use super::env::Env;
 use super::exit::CliError;
@@ -30,7 +32,11 @@ pub(super) fn command(args: &Demo, screen: &Arc<Screen>) -> Result<u8, CliError>
     } else {
         args.prompt.as_deref()
     };
-    let request = generate::request(&args.sampling, prompt)?;
+    let sampling = SamplingArgs {
+        reasoning_effort: args.sampling.reasoning_effort.or(Some(EffortArg::Max)),
+        ..args.sampling.clone()
+    };
+    let request = generate::request(&sampling, prompt)?;
     let mut report = Report {
         seed: request.sampling.seed,
         ..Report::default()

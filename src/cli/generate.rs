@@ -209,7 +209,7 @@ fn words(args: &SamplingArgs, text: String) -> Result<Prompt, CliError> {
         messages.push(Message::text(Role::System, system));
     }
     messages.push(Message::text(Role::User, text));
-    let effort = match args.reasoning_effort {
+    let effort = match args.reasoning_effort.unwrap_or(EffortArg::Low) {
         EffortArg::None => Effort::None,
         EffortArg::Low => Effort::Low,
         EffortArg::High => Effort::High,
