@@ -99,6 +99,13 @@ fn the_json_object_has_the_agreed_fields_and_carries_failures_too() {
     let report = json(&done);
     assert_eq!(report["prompt_ids"], json!([5, 9, 12]));
     assert_eq!(report["finish_reason"], "length");
+    let empty = run_tiny(
+        Path::new("fixtures/tiny-k3"),
+        home.path(),
+        &["  ", "--json"],
+    );
+    assert_eq!(empty.code, 2);
+    assert_eq!(json(&empty)["error"], "the prompt is empty");
     let failed = run_tiny(
         Path::new("fixtures/tiny-k3"),
         home.path(),

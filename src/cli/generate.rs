@@ -37,7 +37,10 @@ pub(super) fn command(
     screen: &Arc<Screen>,
 ) -> Result<u8, CliError> {
     let interrupt = Interrupt::listen();
-    let request = request(&args.sampling, args.prompt.as_deref())?;
+    let request = match request(&args.sampling, args.prompt.as_deref()) {
+        Ok(request) => request,
+        Err(error) => return conclude(Err(error), &None, Report::default(), screen),
+    };
     let mut report = Report {
         seed: request.sampling.seed,
         ..Report::default()
