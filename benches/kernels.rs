@@ -1,5 +1,5 @@
 //! What the kernels reach of what this machine can do, on K3's own shapes:
-//! `cargo bench --bench kernels [-- ISA]`.
+//! `cargo bench --bench kernels [-- ISA [PART OF A NAME]]`.
 //!
 //! One row reads every weight once, so its measure is a plain streaming read of the same bytes; many
 //! rows reuse weights, so theirs is a loop of fused multiply-adds that touches no memory. Both are
@@ -19,6 +19,7 @@ use std::time::Instant;
 use deltafin::kernel::Isa;
 use deltafin::kernel::Kernel;
 use deltafin::kernel::Matrix;
+use memmap2::MmapMut;
 use rayon::prelude::*;
 
 /// Best of five, in seconds.
@@ -31,51 +32,108 @@ fn best(mut f: impl FnMut()) -> f64 {
     (0..5).map(time).fold(f64::INFINITY, f64::min)
 }
 
-/// Reads `bytes` with four accumulators.
-fn stream(bytes: &[u8]) {
-    #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") {
-        // SAFETY: the CPU was asked.
-        black_box(unsafe { sum_avx2(bytes) });
-        return;
-    }
-    black_box(sum(bytes));
+/// How a plain read goes over its piece. Which is fastest differs between machines, so the baseline
+/// is the best of all: a weak one would flatter the kernels.
+#[derive(Clone, Copy)]
+struct Read {
+    /// Places read side by side.
+    streams: usize,
+    /// Bytes ahead of use that are asked for; 0 leaves it to the CPU.
+    ahead: usize,
 }
 
-/// The sum of all words, four lines at a time; vectors as wide as the caller's features.
-#[inline(always)]
-fn sum(bytes: &[u8]) -> u64 {
-    let mut sums = [0u64; 16];
-    for chunk in bytes.as_chunks::<128>().0 {
-        for (sum, word) in sums.iter_mut().zip(chunk.as_chunks::<8>().0) {
-            *sum = sum.wrapping_add(u64::from_le_bytes(*word));
-        }
+impl Read {
+    /// Every way worth trying.
+    fn ways() -> impl Iterator<Item = Read> {
+        let ahead = [0, 1024, 2048, 4096].into_iter();
+        ahead.flat_map(|ahead| [1, 4].map(|streams| Read { streams, ahead }))
     }
-    sums.iter().fold(0, |a, b| a.wrapping_add(*b))
+
+    /// Reads all of `bytes`, with as many accumulators as hide the latency of an addition.
+    fn all(self, bytes: &[u8]) {
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx512f") {
+            // SAFETY: the CPU was asked.
+            black_box(unsafe { sum_avx512(self, bytes) });
+            return;
+        }
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: the CPU was asked.
+            black_box(unsafe { sum_avx2(self, bytes) });
+            return;
+        }
+        black_box(self.sum(bytes));
+    }
+
+    /// The sum of all words; vectors as wide as the caller's features.
+    #[inline(always)]
+    fn sum(self, bytes: &[u8]) -> u64 {
+        const STEP: usize = 256;
+        let stream = bytes.len() / self.streams / STEP * STEP;
+        let mut sums = [0u64; STEP / 8];
+        let mut add = |at: usize| {
+            for line in (0..STEP).step_by(64).filter(|_| self.ahead > 0) {
+                ask(bytes.as_ptr().wrapping_add(at + line + self.ahead));
+            }
+            let words = bytes[at..at + STEP].as_chunks::<8>().0;
+            for (sum, word) in sums.iter_mut().zip(words) {
+                *sum ^= u64::from_le_bytes(*word);
+            }
+        };
+        for step in (0..stream).step_by(STEP) {
+            match self.streams {
+                1 => add(step),
+                _ => (0..4).for_each(|s| add(s * stream + step)),
+            }
+        }
+        sums.iter().fold(0, |a, b| a.wrapping_add(*b))
+    }
+}
+
+/// Asks for the line at `at`.
+#[inline(always)]
+fn ask(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch reads nothing into the program and faults at no address.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn sum_avx2(bytes: &[u8]) -> u64 {
-    sum(bytes)
+fn sum_avx2(read: Read, bytes: &[u8]) -> u64 {
+    read.sum(bytes)
 }
 
-/// Multiply-adds of one thread in registers alone, in FLOP a second; `None` where the instruction
-/// set has no such loop here.
-fn peak(isa: Isa) -> Option<f64> {
-    const STEPS: usize = 200_000;
-    let flops = match isa.name() {
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn sum_avx512(read: Read, bytes: &[u8]) -> u64 {
+    read.sum(bytes)
+}
+
+/// Multiply-adds in registers alone on all of the kernel's threads at once, in FLOP a second; `None`
+/// where the instruction set has no such loop here.
+fn peak(kernel: &Kernel) -> Option<f64> {
+    const STEPS: usize = 400_000;
+    let (run, lanes): (fn(), f64) = match kernel.isa().name() {
         // SAFETY: the instruction set is available, so the CPU has these features.
         #[cfg(target_arch = "x86_64")]
-        "avx2" => best(|| unsafe { fma_avx2(STEPS) }).recip() * 16.0,
+        "avx2" => (|| unsafe { fma_avx2(STEPS) }, 8.0),
         // SAFETY: the instruction set is available, so the CPU has these features.
         #[cfg(target_arch = "x86_64")]
-        "avx512" => best(|| unsafe { fma_avx512(STEPS) }).recip() * 32.0,
+        "avx512" => (|| unsafe { fma_avx512(STEPS) }, 16.0),
         #[cfg(target_arch = "aarch64")]
-        "neon" => best(|| fma_neon(STEPS)).recip() * 8.0,
+        "neon" => (|| fma_neon(STEPS), 4.0),
         _ => return None,
     };
-    Some(flops * 12.0 * STEPS as f64)
+    let threads = kernel.threads();
+    let all = || (0..threads).into_par_iter().for_each(|_| run());
+    let flops = 2.0 * lanes * 12.0 * (STEPS * threads) as f64;
+    Some(flops / kernel.install(|| best(all)))
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -139,35 +197,35 @@ const CASES: [Case; 5] = [
         rows: 3072,
         cols: 3584,
         packed: true,
-        copies: 24,
+        copies: 72,
     },
     Case {
         name: "expert down",
         rows: 3584,
         cols: 3072,
         packed: true,
-        copies: 24,
+        copies: 72,
     },
     Case {
         name: "kda q, k, v, gate",
         rows: 12288,
         cols: 7168,
         packed: false,
-        copies: 1,
+        copies: 3,
     },
     Case {
         name: "mla q_b",
         rows: 18432,
         cols: 1536,
         packed: false,
-        copies: 3,
+        copies: 8,
     },
     Case {
         name: "head, a slice",
         rows: 10240,
         cols: 7168,
         packed: false,
-        copies: 1,
+        copies: 3,
     },
 ];
 
@@ -177,10 +235,14 @@ impl Case {
         if self.packed { n / 2 + n / 32 } else { 2 * n }
     }
 
-    /// Well-behaved random weights for all copies.
-    fn draw(&self) -> Vec<u8> {
+    /// Well-behaved random weights for all copies, in huge pages where the system gives them, as the
+    /// engine holds its weights.
+    fn draw(&self) -> MmapMut {
         let mut state = 1u64;
-        let mut all = vec![0; self.bytes() * self.copies];
+        let mut all =
+            MmapMut::map_anon(self.bytes() * self.copies).expect("memory for the weights");
+        #[cfg(target_os = "linux")]
+        let _ = all.advise(memmap2::Advice::HugePage);
         for word in all.as_chunks_mut::<8>().0 {
             state ^= state << 13;
             state ^= state >> 7;
@@ -213,9 +275,11 @@ impl Case {
 
 fn measure(case: &Case, weights: &[u8], isa: Isa, threads: usize) {
     let kernel = Kernel::new(isa, threads);
-    let piece = weights.len().div_ceil(16 * threads).next_multiple_of(128);
-    let read = kernel.install(|| best(|| weights.par_chunks(piece).for_each(stream)));
-    let peak = peak(isa).map(|p| p * threads as f64);
+    let piece = weights.len().div_ceil(16 * threads).next_multiple_of(1024);
+    let read =
+        |how: Read| kernel.install(|| best(|| weights.par_chunks(piece).for_each(|p| how.all(p))));
+    let read = Read::ways().map(read).fold(f64::INFINITY, f64::min);
+    let peak = peak(&kernel);
     let rate = weights.len() as f64 / read / 1e9;
     println!(
         "{}, {}, {threads} threads: plain read {rate:.1} GB/s",
@@ -254,7 +318,8 @@ fn measure(case: &Case, weights: &[u8], isa: Isa, threads: usize) {
 }
 
 fn main() {
-    let asked = std::env::args().skip(1).find(|a| !a.starts_with('-'));
+    let mut words = std::env::args().skip(1).filter(|a| !a.starts_with('-'));
+    let (asked, part) = (words.next(), words.next().unwrap_or_default());
     let all = std::thread::available_parallelism().map_or(1, usize::from);
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     println!("{all} CPUs; load before: {}", load.trim());
@@ -262,7 +327,7 @@ fn main() {
         Some(name) => isa.name() == name,
         None => isa.name() != "scalar",
     };
-    for case in &CASES {
+    for case in CASES.iter().filter(|case| case.name.contains(&part)) {
         let weights = case.draw();
         for isa in Isa::available().into_iter().filter(chosen) {
             measure(case, &weights, isa, 1);

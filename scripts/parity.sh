@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Holds the test hub against the clients other people use: the Python package huggingface_hub and
-# the crate hf-hub, both unmodified, download from it, and every file must be equal.
+# the crate hf-hub, both unmodified, download from it, and every file must be equal. `share` holds
+# `deltafin share` of a complete store against huggingface_hub: every file it gives must have the
+# sha256 of the original.
 #
-# usage: scripts/parity.sh [python|rust]...   (both, if none is named)
+# usage: scripts/parity.sh [python|share|rust]...   (all, if none is named)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 clients=("${@:-python}")
-[[ $# -eq 0 ]] && clients=(python rust)
+[[ $# -eq 0 ]] && clients=(python share rust)
 folder=fixtures/tiny-k3
 org=test
 name=tiny-k3
@@ -27,12 +29,26 @@ serve() {
     endpoint=$(head -1 "$work/hub")
 }
 
+# Where the share just started answers.
+shared() {
+    hub=$!
+    for _ in $(seq 100); do
+        endpoint=$(sed -n 's/.*is shared at \(http[^;]*\);.*/\1/p' "$work/hub")
+        [[ -n $endpoint ]] && break
+        sleep 0.1
+    done
+}
+
+python_client() {
+    python3 -m venv target/parity-venv
+    target/parity-venv/bin/pip install --quiet --disable-pip-version-check "huggingface_hub>=1"
+}
+
 for client in "${clients[@]}"; do
     case $client in
     python)
         serve
-        python3 -m venv target/parity-venv
-        target/parity-venv/bin/pip install --quiet --disable-pip-version-check "huggingface_hub>=1"
+        python_client
         env -u HF_TOKEN HF_ENDPOINT="$endpoint" HF_HOME="$work/home" HF_HUB_DISABLE_XET=1 \
             HF_HUB_DISABLE_TELEMETRY=1 HF_HUB_DISABLE_PROGRESS_BARS=1 \
             target/parity-venv/bin/python - "$org/$name" "$folder" <<'PY'
@@ -55,6 +71,39 @@ with hub.HfFileSystem().open(f"{repo}/{names[-1] if names[-1].endswith('.safeten
 name = names[-1] if names[-1].endswith(".safetensors") else names[1]
 assert part == open(os.path.join(folder, name), "rb").read()[5:105]
 print(f"huggingface_hub {hub.__version__}: {len(names)} files are equal")
+PY
+        ;;
+    share)
+        python_client
+        cargo build --quiet --release
+        model=fixtures/austen-k3/model
+        # Without a function: what is killed in the end must be the program, not a shell around it.
+        deltafin=(env -u HF_TOKEN -u HF_ENDPOINT target/release/deltafin)
+        # From a share of the folder, which publishes digests, into a store; then a share of the store.
+        "${deltafin[@]}" share "$model" --port 0 2>"$work/hub" &
+        shared
+        "${deltafin[@]}" fetch --hub "$endpoint" --model local/model --home "$work/store" --reserve 0 --cache unlimited
+        kill "$hub"
+        "${deltafin[@]}" share --model local/model --home "$work/store" --port 0 2>"$work/hub" &
+        shared
+        env -u HF_TOKEN HF_ENDPOINT="$endpoint" HF_HOME="$work/home-share" HF_HUB_DISABLE_XET=1 \
+            HF_HUB_DISABLE_TELEMETRY=1 HF_HUB_DISABLE_PROGRESS_BARS=1 \
+            target/parity-venv/bin/python - local/model "$model" <<'PY'
+import hashlib, os, sys
+import huggingface_hub as hub
+
+repo, folder = sys.argv[1:]
+got = hub.snapshot_download(repo)
+digest = lambda *path: hashlib.sha256(open(os.path.join(*path), "rb").read()).hexdigest()
+listed = {f.path: f.lfs.sha256 for f in hub.HfApi().list_repo_tree(repo, recursive=True)}
+original = {n for n in os.listdir(folder) if os.path.isfile(os.path.join(folder, n))}
+weights = {n for n in original if n.endswith(".safetensors")}
+assert weights and weights <= set(listed), weights - set(listed)
+for name, sha256 in listed.items():
+    assert digest(got, name) == digest(folder, name) == sha256, name
+print(f"share to huggingface_hub {hub.__version__}: {len(listed)} files, {len(weights)} of weights, have the original sha256")
+left = sorted(original - set(listed))
+print("not shared, for no command needs them:", ", ".join(left) or "none")
 PY
         ;;
     rust)

@@ -3,10 +3,22 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export DELTAFIN_CHAOS_SPANS="${DELTAFIN_CHAOS_SPANS:-2000}"
-export DELTAFIN_FUZZ_ROUNDS="${DELTAFIN_FUZZ_ROUNDS:-20000000}"
+export DELTAFIN_PROMPT_TOKENS="${DELTAFIN_PROMPT_TOKENS:-1024}"
+export DELTAFIN_LONG_TOKENS="${DELTAFIN_LONG_TOKENS:-4096}"
+export DELTAFIN_API_PROMPTS="${DELTAFIN_API_PROMPTS:-200}"
+export DELTAFIN_API_MALFORMED="${DELTAFIN_API_MALFORMED:-100000}"
+export DELTAFIN_API_SLOW_SECONDS="${DELTAFIN_API_SLOW_SECONDS:-30}"
+export DELTAFIN_API_WATCHED_SECONDS="${DELTAFIN_API_WATCHED_SECONDS:-75}"
+export DELTAFIN_JOBS_KILLS="${DELTAFIN_JOBS_KILLS:-100}"
+export DELTAFIN_KILLS="${DELTAFIN_KILLS:-200}"
 cargo test --release -- --nocapture "$@"
 cargo test --release --test tokenizer -- --ignored every_character
 scripts/check-aarch64.sh
+scripts/miri.sh
+DELTAFIN_FUZZ_SECONDS=600 cargo test --release --lib fuzz_ -- --nocapture
+for seed in 1 2 3 4 5; do
+    DELTAFIN_CHAOS_SEED=$seed cargo test --release --test hub chaos -- --nocapture
+done
 scripts/parity.sh
 cargo bench --bench link
 cargo bench --bench kernels

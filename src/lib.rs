@@ -18,6 +18,7 @@
 //! | [`model`] | the forward pass and a sequence's state |
 //! | [`residency`] | what is in RAM, what comes next, from where |
 //! | [`engine`] | prompts in, events out: sampling, stopping, counting |
+//! | [`jobs`] | generations that outlive a process: journals, states, sessions, prefixes |
 //! | [`share`] | a model's bytes served to other machines, in the hub's own URL forms |
 //! | [`server`] | the OpenAI-shaped door |
 //! | [`cli`] | what you typed, what it means, what you see |
@@ -55,6 +56,8 @@ pub mod model;
 pub mod residency;
 
 pub mod engine;
+
+pub mod jobs;
 
 pub mod share;
 

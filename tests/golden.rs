@@ -11,6 +11,8 @@ mod folder;
 mod goldens;
 #[path = "golden/runner.rs"]
 mod runner;
+#[path = "golden/runs.rs"]
+mod runs;
 
 use deltafin::kernel::Isa;
 use deltafin::model::Row;
@@ -347,6 +349,28 @@ fn part(sweep: &Sweep, rows: &[Row], sequence: usize, runner: &Runner) -> Sweep 
         Sweep::default()
     } else {
         part
+    }
+}
+
+#[test]
+fn a_long_prompt_leaves_the_state_that_token_by_token_decoding_leaves() {
+    let tokens = std::env::var("DELTAFIN_LONG_TOKENS");
+    let tokens = tokens.map_or(640, |tokens| tokens.parse().unwrap());
+    for model in ["tiny-k3", "tiny-linear"] {
+        let runner = Runner::open(model);
+        let mut state = 1_u32;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) % u32::try_from(runner.folder.spec.vocab).unwrap()
+        };
+        let ids: Vec<u32> = (0..tokens).map(|_| next()).collect();
+        let run = |rows| {
+            let mut sequence = runner.sequence();
+            let sweep = runner.read(&mut sequence, &ids, rows);
+            assert_eq!(sequence.len(), tokens);
+            bits(&sweep, &sequence)
+        };
+        assert!(run(512) == run(1), "{model}: {tokens} tokens");
     }
 }
 

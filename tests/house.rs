@@ -16,6 +16,7 @@ const ORDER: &[&str] = &[
     "model",
     "residency",
     "engine",
+    "jobs",
     "share",
     "server",
     "cli",
@@ -64,6 +65,9 @@ const HOMES: &[(&str, &[&str], &str)] = &[
     ("super::super", &[], "a way around the order"),
 ];
 
+/// Words that a room's tests may say: they are read and run by hand, one after another if need be.
+const TESTS_MAY: &[&str] = &["env::var", "println!"];
+
 const FILE_LINES_MAX: usize = 600;
 
 #[test]
@@ -106,7 +110,8 @@ fn words_stay_home() {
                 .text
                 .lines()
                 .any(|l| !l.trim_start().starts_with("//") && l.contains(word));
-            let home = home.contains(&room_of(&file.path).as_str());
+            let tests = file.path.iter().any(|p| p == "tests") && TESTS_MAY.contains(word);
+            let home = tests || home.contains(&room_of(&file.path).as_str());
             assert!(!found || home, "{}: `{word}`: {why}", file.path.display());
         }
     }

@@ -24,6 +24,11 @@ use std::time::Instant;
 use deltafin::share::Embedded;
 use deltafin::share::Server;
 use deltafin::share::ShareOptions;
+use deltafin::store::Budget;
+use deltafin::store::Lookup;
+use deltafin::store::Store;
+use deltafin::store::StoreOptions;
+use deltafin::terms::ExpertKey;
 use program::Run;
 use program::deltafin;
 use program::json;
@@ -287,6 +292,73 @@ fn a_full_install_is_proved_and_damage_to_it_is_found_and_mended() {
     let mut args = vec!["run", "--model", MODEL, "--home", at, "--json"];
     args.extend(WHO);
     assert_eq!(ids(&json(&deltafin(&args))), golden("chat_who"));
+}
+
+/// Leaves of an expert what a kill leaves: its first bytes, without its name.
+fn unname(home: &Path, key: ExpertKey, bytes: usize) {
+    let budget = Budget::Unlimited;
+    let (home, reserve) = (home.to_owned(), 0);
+    let store = Store::open(StoreOptions {
+        home: home.clone(),
+        budget,
+        reserve,
+    })
+    .unwrap();
+    let (repo, commit) = store.models().into_iter().next().unwrap();
+    let name = format!("experts/{:03}/{:04}", key.layer, key.expert);
+    let mut files = program::files(&home).into_iter();
+    let file = files.find(|file| file.ends_with(&name)).unwrap();
+    let content = std::fs::read(&file).unwrap();
+    std::fs::remove_file(file).unwrap();
+    drop(store);
+    let store = Store::open(StoreOptions {
+        home,
+        budget,
+        reserve,
+    })
+    .unwrap();
+    let model = store.model(&repo, &commit);
+    let Lookup::Miss(slot) = model.lookup(key, EXPERT) else {
+        panic!("{name} is still there")
+    };
+    let mut writer = slot.grow().unwrap();
+    writer.append(&content[..bytes]).unwrap();
+}
+
+#[test]
+fn an_expert_that_came_whole_and_was_never_named_is_not_taken_for_installed() {
+    let hub = hub();
+    let home = tempfile::tempdir().unwrap();
+    let at = home.path().to_str().unwrap();
+    let url = hub.url();
+    let fetch = |more: &[&str]| {
+        let mut args = vec!["fetch", "--model", MODEL, "--hub", &url, "--home", at];
+        args.extend(["--reserve", "0", "--json"]);
+        args.extend(more);
+        let fetched = deltafin(&args);
+        assert_eq!(fetched.code, 0, "{}", fetched.stderr);
+        json(&fetched)
+    };
+    let missing = || fetch(&["--dry-run"])["experts"]["missing"].as_u64();
+    fetch(&[]);
+    let key = |layer, expert| ExpertKey { layer, expert };
+    unname(home.path(), key(3, 7), EXPERT as usize);
+    assert_eq!(missing(), Some(1));
+    let again = fetch(&[]);
+    assert_eq!(again["experts"]["fetched"], 1);
+    assert_eq!(again["bytes"]["hub"], 0, "all of it was there");
+    assert_eq!(again["shards"]["whole"], 9);
+    assert_eq!(missing(), Some(0));
+    // Beginnings of other layers do not pass for this one's.
+    unname(home.path(), key(2, 5), EXPERT as usize);
+    unname(home.path(), key(4, 1), 5_000);
+    let layer = fetch(&["--layers", "4-4"]);
+    assert_eq!(layer["experts"]["fetched"], 1, "{layer}");
+    assert_eq!(layer["bytes"]["hub"], EXPERT - 5_000);
+    assert_eq!(missing(), Some(1));
+    fetch(&[]);
+    assert_eq!(missing(), Some(0));
+    assert_eq!(deltafin(&["cache", "verify", "--home", at]).code, 0);
 }
 
 #[test]

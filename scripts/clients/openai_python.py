@@ -7,13 +7,20 @@ agreement with each other, and that equal seeds give equal text, never what they
 """
 
 import json
+import os
+import random
 import sys
+import time
 
+import httpx
 import openai
+
+import shapes
 
 BASE = sys.argv[1] + "/v1"
 MODEL = "deltafin/austen-k3"
-client = openai.OpenAI(base_url=BASE, api_key="unused", max_retries=0)
+http = httpx.Client(transport=shapes.Transport(), timeout=600)
+client = openai.OpenAI(base_url=BASE, api_key="unused", max_retries=0, http_client=http)
 
 USER = [{"role": "user", "content": "Who are you?"}]
 
@@ -73,6 +80,25 @@ def chat_both_ways():
     assert content, "the trained model says something"
 
 
+def random_prompts_both_ways():
+    """A stream's pieces join to the whole reply, whatever is asked."""
+    dice = random.Random(7)
+    letters = "aeinorst   ,.?éüß中文字😀🏳️‍🌈\n\t\u200b<|>{}[]\"\\&"
+    for n in range(int(os.environ.get("DELTAFIN_API_PROMPTS", "6"))):
+        prompt = "".join(dice.choice(letters) for _ in range(dice.randint(1, 60))) + "?"
+        extra = dict(
+            seed=n, max_tokens=dice.randint(1, 40), temperature=dice.choice([0, 0.7, 2]),
+            top_p=dice.choice([1, 0.9]), reasoning_effort=dice.choice(["none", "low", "max"]),
+            stop=dice.choice([None, ["e"], [" t", "."]]), logprobs=dice.choice([None, True]),
+            messages=[{"role": "user", "content": prompt}],
+        )
+        whole = client.chat.completions.create(model=MODEL, **extra).choices[0]
+        content, reasoning, finish, _ = stream_chat(**extra)
+        assert content == (whole.message.content or ""), (prompt, content, whole)
+        assert reasoning == (getattr(whole.message, "reasoning_content", None) or "")
+        assert finish == whole.finish_reason
+
+
 def seeds_tell_texts_apart():
     def text(seed):
         reply = client.completions.create(
@@ -121,6 +147,46 @@ def stop_texts():
     ).choices[0]
     assert held.text == free[: free.index(stop)], (free, stop, held.text)
     assert held.finish_reason == "stop"
+
+
+def an_echo_is_scored_as_its_tokens_were():
+    """The scores of a prompt are those its tokens had when they were generated, to the bit."""
+    made = client.completions.create(
+        model=MODEL, prompt="It is a truth", max_tokens=12, temperature=0, logprobs=2, echo=True
+    ).choices[0]
+    assert made.logprobs.token_logprobs[0] is None
+    assert "".join(made.logprobs.tokens) == made.text
+    ids = len(made.logprobs.tokens)
+    assert made.logprobs.text_offset[1] == len(made.logprobs.tokens[0])
+    again = client.completions.create(
+        model=MODEL, prompt=made.text, max_tokens=0, logprobs=2, echo=True
+    )
+    assert again.usage.completion_tokens == 0
+    again = again.choices[0]
+    # The text in tokens again need not be the tokens it was made of, but nearly always is.
+    if again.logprobs.tokens == made.logprobs.tokens:
+        assert again.logprobs.token_logprobs == made.logprobs.token_logprobs
+        assert again.logprobs.top_logprobs == made.logprobs.top_logprobs
+    streamed = []
+    for chunk in client.completions.create(
+        model=MODEL, prompt="It is a truth", max_tokens=12, temperature=0, logprobs=2, echo=True,
+        stream=True,
+    ):
+        if chunk.choices[0].logprobs:
+            streamed += chunk.choices[0].logprobs.token_logprobs
+    assert streamed == made.logprobs.token_logprobs and len(streamed) == ids
+
+
+def the_middle_of_a_text():
+    """What a completion plugin of an editor asks."""
+    for stream in (False, True):
+        reply = client.completions.create(
+            model=MODEL, prompt="def add(a, b):\n    return ", suffix="\n\nprint(add(1, 2))\n",
+            max_tokens=24, temperature=0, stop=["\n\n"], stream=stream,
+        )
+        for chunk in reply if stream else [reply]:
+            assert chunk.model_extra["deltafin"] == {"suffix": "chat"}
+            assert chunk.object == "text_completion"
 
 
 def log_probabilities():
@@ -255,6 +321,88 @@ def cuts_and_penalties():
     assert repeated != varied
 
 
+def responses_both_ways():
+    ask = dict(model=MODEL, input="Who are you?", temperature=0, max_output_tokens=40)
+    whole = client.responses.create(**ask)
+    assert whole.status in ("completed", "incomplete") and whole.store
+    text, last = "", None
+    for event in client.responses.create(stream=True, **ask):
+        if event.type == "response.output_text.delta":
+            text += event.delta
+        last = event
+    assert last.type in ("response.completed", "response.incomplete"), last
+    assert text == whole.output_text == last.response.output_text
+    found = client.responses.retrieve(whole.id)
+    assert found.output_text == whole.output_text and found.status == whole.status
+    items = client.responses.input_items.list(whole.id)
+    assert items.data[0].content[0].text == "Who are you?"
+    again = client.responses.create(
+        model=MODEL, input="And then?", previous_response_id=whole.id, max_output_tokens=8
+    )
+    assert again.usage.input_tokens > whole.usage.input_tokens + 5
+    client.responses.delete(whole.id)
+    try:
+        client.responses.retrieve(whole.id)
+    except openai.NotFoundError:
+        pass
+    else:
+        raise AssertionError("deleted, and still there")
+
+
+def responses_in_the_background():
+    ask = dict(model=MODEL, input="Tell a story.", extra_body={"seed": 3}, max_output_tokens=40)
+    plain = client.responses.create(**ask)
+    made = client.responses.create(background=True, **ask)
+    assert made.status in ("queued", "in_progress", "incomplete", "completed")
+    while made.status in ("queued", "in_progress"):
+        time.sleep(0.05)
+        made = client.responses.retrieve(made.id)
+    assert made.status == plain.status and made.output_text == plain.output_text
+    # Streamed, left, and joined again where it was left.
+    stream = client.responses.create(background=True, stream=True, **ask)
+    head = []
+    for event in stream:
+        head.append(event)
+        if len(head) == 4:
+            break
+    stream.close()
+    id = head[0].response.id
+    tail = list(
+        client.responses.retrieve(id, stream=True, starting_after=head[-1].sequence_number)
+    )
+    numbers = [event.sequence_number for event in head + tail]
+    assert numbers == list(range(len(numbers))), numbers
+    assert tail[-1].response.output_text == plain.output_text
+    # And one that is not wanted any more.
+    made = client.responses.create(
+        model=MODEL, input="Tell a very long story.", background=True, max_output_tokens=3000
+    )
+    assert client.responses.cancel(made.id).status == "cancelled"
+    assert client.responses.retrieve(made.id).status == "cancelled"
+
+
+def responses_call_tools_and_fit_schemas():
+    tool = dict(WEATHER["function"], type="function", strict=False)
+    made = client.responses.create(
+        model=MODEL, input="Who are you?", tools=[tool], tool_choice="required", extra_body={"seed": 1},
+        max_output_tokens=600, parallel_tool_calls=False,
+    )
+    calls = [item for item in made.output if item.type == "function_call"]
+    assert len(calls) == 1
+    check_call(calls[0].name, calls[0].arguments)
+    result = {"type": "function_call_output", "call_id": calls[0].call_id, "output": "rain"}
+    client.responses.create(
+        model=MODEL, previous_response_id=made.id, input=[result], max_output_tokens=8
+    )
+    schema = {
+        "type": "object", "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 99}},
+        "required": ["age"], "additionalProperties": False,
+    }
+    form = {"format": {"type": "json_schema", "name": "p", "schema": schema, "strict": True}}
+    made = client.responses.create(model=MODEL, input="Who?", text=form, max_output_tokens=400)
+    assert 0 <= json.loads(made.output_text)["age"] <= 99
+
+
 def refusals():
     cases = [
         (dict(messages=USER, extra_body={"wibble": 1}), "wibble"),
@@ -294,20 +442,27 @@ def main():
     checks = [
         models,
         chat_both_ways,
+        random_prompts_both_ways,
         seeds_tell_texts_apart,
         completions_both_ways,
         several_choices,
         stop_texts,
         log_probabilities,
+        an_echo_is_scored_as_its_tokens_were,
+        the_middle_of_a_text,
         cuts_and_penalties,
         tools_are_called,
         answers_fit_their_schema,
+        responses_both_ways,
+        responses_in_the_background,
+        responses_call_tools_and_fit_schemas,
         refusals,
         a_conversation,
     ]
     for check in checks:
         check()
         print(f"{check.__name__}: ok", flush=True)
+    print(f"shapes: ok, {dict(shapes.seen)}")
 
 
 if __name__ == "__main__":

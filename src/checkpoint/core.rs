@@ -102,6 +102,15 @@ impl CoreHead {
     /// If there is no head, or it places a tensor outside the file, across another, off its alignment or in a length
     /// that its shape does not have.
     pub fn parse(file: &[u8]) -> Result<CoreHead, CheckpointError> {
+        CoreHead::parse_front(file, file.len() as u64)
+    }
+
+    /// The same, given the first bytes alone of a file of `len` bytes.
+    ///
+    /// # Errors
+    ///
+    /// As [`CoreHead::parse`].
+    pub fn parse_front(file: &[u8], len: u64) -> Result<CoreHead, CheckpointError> {
         let broken = |source| CheckpointError::CoreHead { source };
         let front = &file[..file.len().min(HEAD_LEN_MAX)];
         let mut values = serde_json::Deserializer::from_slice(front).into_iter::<HeadFile>();
@@ -121,7 +130,7 @@ impl CoreHead {
         let entries = head
             .tensors
             .into_iter()
-            .map(|(name, entry)| place(name, &entry, head_len, file.len() as u64))
+            .map(|(name, entry)| place(name, &entry, head_len, len))
             .collect::<Result<Vec<_>, _>>()?;
         let mut order: Vec<&CoreEntry> = entries.iter().collect();
         order.sort_by_key(|entry| entry.range);

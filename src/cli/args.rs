@@ -1,11 +1,26 @@
 //! What was typed: flags and their help, checked for form, with no side effects.
 
+pub(crate) mod bench;
+pub(crate) mod doctor;
+mod values;
+
 use std::path::PathBuf;
 
 use clap::Args;
 use clap::Parser;
 use clap::Subcommand;
 
+pub(crate) use self::bench::Bench;
+pub(crate) use self::doctor::DoctorArgs;
+use self::values::budget;
+use self::values::layers;
+use self::values::origin;
+use self::values::probability;
+use self::values::ram;
+use self::values::rate;
+use self::values::sequences;
+use self::values::span;
+use self::values::temperature;
 use crate::share::Link;
 use crate::store::Budget;
 use crate::terms::Bytes;
@@ -36,13 +51,27 @@ pub(crate) enum Command {
     Run(Generate),
     /// Install the whole model: the core, then every expert; resumable
     Fetch(Fetch),
+    /// Answer a file of requests in OpenAI's batch format; run again, it goes on
+    Batch(Batch),
+    /// Look after conversations that were kept with --session
+    #[command(subcommand)]
+    Sessions(Sessions),
+    /// Make and share the state after a beginning that many prompts have
+    #[command(subcommand)]
+    Prefix(Prefix),
     /// Serve the OpenAI-compatible API; streams what is missing unless --offline
     Serve(Serve),
     /// Serve a model's bytes to other machines, in the hub's own URL forms
     Share(Share),
+    /// Say what a model will need: memory, bytes and seconds a token; fetches headers at most
+    Plan(PlanArgs),
+    /// Measure what a token costs here, in a report fit to share
+    Bench(Box<Bench>),
     /// Look after the store
     #[command(subcommand)]
     Cache(Cache),
+    /// Say what is here, what is wrong with it, and what to do; exit code 1 if there is something to do
+    Doctor(DoctorArgs),
 }
 
 /// Which model, from where, into which store.
@@ -95,6 +124,12 @@ pub(crate) struct RunArgs {
     /// Threads for arithmetic [default: physical cores allowed to this process]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024), help_heading = "Machine")]
     pub threads: Option<u16>,
+    /// Memory to use: a size such as 64GB, or `auto`, what this machine and its control groups leave
+    #[arg(long, default_value = "auto", value_parser = ram, help_heading = "Machine")]
+    pub ram: Ram,
+    /// How the core is held, whatever the memory
+    #[arg(long, value_enum, hide = true)]
+    pub core: Option<CoreArg>,
     /// Force an instruction set: scalar, avx2, avx512 or neon
     #[arg(long, help_heading = "Machine")]
     pub isa: Option<String>,
@@ -104,6 +139,20 @@ pub(crate) struct RunArgs {
     /// Say more on stderr
     #[arg(short, long, action = clap::ArgAction::Count, help_heading = "Output")]
     pub verbose: u8,
+}
+
+/// Memory to use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ram {
+    Auto,
+    Size(u64),
+}
+
+/// To compare one way of holding the core with another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum CoreArg {
+    Mmap,
+    Read,
 }
 
 /// How text is made.
@@ -156,6 +205,10 @@ pub(crate) enum EffortArg {
 pub(crate) struct Generate {
     /// What to say to the model; `-` reads standard input
     pub prompt: Option<String>,
+    /// Keep the conversation under this name, and go on with the one that is kept: after any stop,
+    /// with its text and its state
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["raw", "ids", "logits"])]
+    pub session: Option<String>,
     #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
@@ -206,6 +259,145 @@ pub(crate) struct Fetch {
     pub verbose: u8,
 }
 
+/// `batch`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Batch {
+    /// Requests, one a line: custom_id, method, url (/v1/chat/completions or /v1/completions), body
+    pub input: PathBuf,
+    /// Replies, one a line; what an earlier run has answered is kept
+    pub output: PathBuf,
+    /// Requests that got no answer, and why [default: OUTPUT with `.errors` before its ending]
+    #[arg(long)]
+    pub errors: Option<PathBuf>,
+    /// Requests in flight: they share each pass over the weights; `auto` takes what fits in memory
+    #[arg(long, default_value = "auto", value_parser = sequences)]
+    pub sequences: Sequences,
+    /// Hold a request's pass over the weights back for at most so long, such as 10m, while it would
+    /// be alone: with company each costs less
+    #[arg(long, value_parser = span)]
+    pub patience: Option<std::time::Duration>,
+    /// Write each request's state down at least this often, such as 5m [default: by tokens, time
+    /// and what the disk can bear]
+    #[arg(long, value_parser = span)]
+    pub save_every: Option<std::time::Duration>,
+    /// Add the ids of each reply's tokens to its usage
+    #[arg(long)]
+    pub token_ids: bool,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+/// Requests in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sequences {
+    /// As many as fit.
+    Auto,
+    /// So many.
+    Some(u16),
+}
+
+/// `sessions`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Sessions {
+    /// The conversations that are kept
+    List(SessionsList),
+    /// One conversation
+    Show(SessionsNamed),
+    /// Remove one for good
+    Rm(SessionsNamed),
+    /// One as a body for /v1/chat/completions, on standard output
+    Export(SessionsNamed),
+}
+
+/// `sessions list`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct SessionsList {
+    #[command(flatten)]
+    pub store: StoreArgs,
+    /// One JSON object on stdout
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+}
+
+/// `sessions show`, `rm`, `export`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct SessionsNamed {
+    /// The session's name
+    pub name: String,
+    #[command(flatten)]
+    pub store: StoreArgs,
+    /// One JSON object on stdout
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+}
+
+/// `prefix`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Prefix {
+    /// Read a system message, tools and an effort once; every prompt that begins with them is then
+    /// read from there
+    Make(PrefixMake),
+    /// The prefixes of the store
+    List(SessionsList),
+    /// Copy one out, for another machine with the same instruction set
+    Export(PrefixExport),
+    /// Copy one in, verified
+    Import(PrefixImport),
+    /// Remove one
+    Rm(SessionsNamed),
+}
+
+/// `prefix make`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct PrefixMake {
+    /// A name for it
+    pub name: String,
+    /// System message
+    #[arg(long)]
+    pub system: Option<String>,
+    /// A JSON file with the tools' declarations, as in OpenAI's `tools`
+    #[arg(long, value_name = "FILE")]
+    pub tools: Option<PathBuf>,
+    /// How much the model thinks first, in prompts that are to use this [default: low]
+    #[arg(long, value_enum)]
+    pub reasoning_effort: Option<EffortArg>,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+/// `prefix export`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct PrefixExport {
+    /// The prefix's name
+    pub name: String,
+    /// Where to copy it
+    pub file: PathBuf,
+    #[command(flatten)]
+    pub store: StoreArgs,
+    /// One JSON object on stdout
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+}
+
+/// `prefix import`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct PrefixImport {
+    /// What `prefix export` wrote
+    pub file: PathBuf,
+    /// A name for it here [default: the file's]
+    #[arg(long)]
+    pub name: Option<String>,
+    #[command(flatten)]
+    pub store: StoreArgs,
+    /// One JSON object on stdout
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+}
+
 /// `serve`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Serve {
@@ -222,6 +414,25 @@ pub(crate) struct Serve {
     /// Key that clients must send as a bearer token; needed beyond loopback [env: `DELTAFIN_API_KEY`]
     #[arg(long, help_heading = "Server")]
     pub api_key: Option<String>,
+    /// A web origin, such as <http://localhost:3000>, whose pages may use this server; repeatable
+    #[arg(long, value_name = "ORIGIN", value_parser = origin, help_heading = "Server")]
+    pub allow_origin: Vec<String>,
+    /// Requests served at once: they share the passes over the model's weights
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256), help_heading = "Server")]
+    pub parallel: u16,
+    /// Requests that wait while others are served; more are told to come back later
+    #[arg(long, default_value_t = 32, help_heading = "Server")]
+    pub queue: u16,
+    /// States of earlier conversations kept on disk, so that a next turn computes its new tokens
+    /// alone also after a restart; 0 keeps none
+    #[arg(long, default_value = "8GB", help_heading = "Server")]
+    pub states: Bytes,
+    /// Bytes of one request, at most
+    #[arg(long, default_value = "8MB", help_heading = "Server")]
+    pub max_body: Bytes,
+    /// Connections at once [default: 4096, or what the system's limit on open files leaves]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..), help_heading = "Server")]
+    pub max_connections: Option<u16>,
 }
 
 /// `share`.
@@ -233,6 +444,19 @@ pub(crate) struct Share {
     /// small model [default: moonshotai/Kimi-K3, or `local/FOLDER`]
     #[arg(long)]
     pub model: Option<String>,
+    /// Fetch what is missing from a hub, once, keep it within the budget, and pass it on
+    #[arg(long, conflicts_with = "folder", help_heading = "Through")]
+    pub through: bool,
+    /// With --through: a hub's URL or a local folder; repeat to name several
+    #[arg(long, requires = "through", help_heading = "Through")]
+    pub hub: Vec<String>,
+    /// With --through: at most this rate from the network, such as 40MB/s
+    #[arg(long, value_parser = rate, requires = "through", help_heading = "Through")]
+    pub rate: Option<u64>,
+    /// With --through: fetch nothing more after this many bytes, such as 50GB; what is here stays
+    /// shared
+    #[arg(long, requires = "through", help_heading = "Through")]
+    pub max_bytes: Option<Bytes>,
     #[command(flatten)]
     pub store: StoreArgs,
     /// Address to listen on
@@ -244,6 +468,37 @@ pub(crate) struct Share {
     /// Secret that clients must name, as in --hub http://:SECRET@host:8090; needed beyond loopback
     #[arg(long, help_heading = "Server")]
     pub token: Option<String>,
+}
+
+/// `plan`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct PlanArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Memory to plan for: a size such as 64GB, or `auto`, what this machine and its control groups leave
+    #[arg(long, default_value = "auto", value_parser = ram, help_heading = "Machine")]
+    pub ram: Ram,
+    /// Threads for arithmetic [default: physical cores allowed to this process]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024), help_heading = "Machine")]
+    pub threads: Option<u16>,
+    /// The disk's rate, such as 5.5GB/s [default: measured]
+    #[arg(long, value_parser = rate, help_heading = "Machine")]
+    pub disk: Option<u64>,
+    /// The link's rate, such as 1gbit
+    #[arg(long, help_heading = "Machine")]
+    pub link: Option<Link>,
+    /// Length of the prompt
+    #[arg(long, default_value_t = 256, help_heading = "Use")]
+    pub prompt_tokens: usize,
+    /// Tokens of a sequence that memory is planned for
+    #[arg(long, default_value_t = 8192, help_heading = "Use")]
+    pub context: usize,
+    /// Sequences at once
+    #[arg(long, default_value_t = 1, help_heading = "Use")]
+    pub sequences: usize,
+    /// One JSON object on stdout
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
 }
 
 /// `cache`.
@@ -293,48 +548,4 @@ pub(crate) struct CacheTrim {
     /// One JSON object on stdout
     #[arg(long, help_heading = "Output")]
     pub json: bool,
-}
-
-fn budget(text: &str) -> Result<Budget, String> {
-    if text == "unlimited" {
-        return Ok(Budget::Unlimited);
-    }
-    text.parse::<Bytes>()
-        .map(|b| Budget::Limit(b.0))
-        .map_err(|e| format!("{e}, or `unlimited`"))
-}
-
-fn rate(text: &str) -> Result<u64, String> {
-    let size = text.strip_suffix("/s").unwrap_or(text);
-    match size.parse::<Bytes>() {
-        Ok(Bytes(0)) => Err("a rate of zero would never finish".to_owned()),
-        Ok(Bytes(rate)) => Ok(rate),
-        Err(_) => Err(format!("`{text}` is not a rate such as 40MB/s")),
-    }
-}
-
-fn temperature(text: &str) -> Result<f32, String> {
-    match text.parse::<f32>() {
-        Ok(t) if (0.0..=100.0).contains(&t) => Ok(t),
-        _ => Err("a temperature lies between 0 and 100".to_owned()),
-    }
-}
-
-fn probability(text: &str) -> Result<f32, String> {
-    match text.parse::<f32>() {
-        Ok(p) if p > 0.0 && p <= 1.0 => Ok(p),
-        _ => Err("a probability lies above 0 and up to 1".to_owned()),
-    }
-}
-
-fn layers(text: &str) -> Result<(u16, u16), String> {
-    let wrong = || format!("`{text}` is not a range of layers such as 1-20");
-    let (first, last) = text.split_once('-').unwrap_or((text, text));
-    let first: u16 = first.trim().parse().map_err(|_| wrong())?;
-    let last: u16 = last.trim().parse().map_err(|_| wrong())?;
-    if first <= last {
-        Ok((first, last))
-    } else {
-        Err(wrong())
-    }
 }

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use super::args::Demo;
 use super::args::EffortArg;
 use super::args::ModelArgs;
+use super::args::Ram;
+use super::args::RunArgs;
 use super::args::SamplingArgs;
 use super::args::StoreArgs;
 use super::env::Env;
@@ -21,6 +23,8 @@ use crate::terms::Bytes;
 
 /// What the small model is asked when nobody says anything else.
 const PROMPT: &str = "Who are you?";
+/// The demo's memory by default: the small model's core and a few of its experts.
+const RAM: u64 = 40_000_000;
 /// The demo's cache by default: less than the small model's 4.4 MB of experts, so that evictions
 /// happen.
 const CACHE: u64 = 3_500_000;
@@ -100,7 +104,15 @@ fn whole(
     };
     let setup = setup::open_in(&Env::default(), &model, true, &interrupt.flag(), screen)?;
     let full = setup.opened.plan(None);
-    let engine = setup::engine(setup.opened, &args.run)?;
+    // A machine that the small model does not fit into either, or there would be nothing to see.
+    let small = RunArgs {
+        ram: match args.run.ram {
+            Ram::Auto => Ram::Size(RAM),
+            size => size,
+        },
+        ..args.run.clone()
+    };
+    let engine = setup::engine(setup.opened, &small)?;
     let outcome = generate::generate(
         &engine,
         setup.hub.as_ref(),

@@ -40,6 +40,15 @@ impl Env {
     }
 }
 
+/// Bytes of memory that are free for use; a guess where the system does not say.
+pub(super) fn memory_available() -> u64 {
+    const GUESS: u64 = 4 << 30;
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = info.lines().find_map(|l| l.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|l| l.split_whitespace().next()?.parse::<u64>().ok());
+    kib.map_or(GUESS, |kib| kib << 10)
+}
+
 fn text(name: &str) -> Option<String> {
     env::var(name)
         .ok()

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use crate::engine::EngineError;
 use crate::hub::HubError;
+use crate::jobs::JobError;
 use crate::residency::ResidencyError;
 use crate::server::ServerError;
 use crate::share::ShareError;
@@ -12,6 +13,8 @@ use crate::text::TextError;
 
 /// Done.
 pub(super) const DONE: u8 = 0;
+/// `doctor` found something that somebody has to do something about.
+pub(super) const FINDINGS: u8 = 1;
 /// Bad size, empty or too long prompt.
 pub(super) const USAGE: u8 = 2;
 /// Not found, not allowed, or offline and missing.
@@ -39,6 +42,8 @@ pub(super) enum CliError {
     Share(#[from] ShareError),
     #[error(transparent)]
     Server(#[from] ServerError),
+    #[error(transparent)]
+    Job(#[from] JobError),
     /// A file the user named cannot be written or read.
     #[error("{path}: {source}")]
     File {
@@ -48,6 +53,9 @@ pub(super) enum CliError {
     /// The disk cannot hold what was asked for.
     #[error("{0}")]
     NoSpace(String, String),
+    /// Something is not what it has to be.
+    #[error("{0}")]
+    Damaged(String, String),
 }
 
 impl From<ResidencyError> for CliError {
@@ -80,7 +88,10 @@ impl CliError {
             | CliError::Server(ServerError::Bind { .. }) => NETWORK,
             CliError::Share(ShareError::Start(_)) => MEMORY,
             CliError::Share(_) => MISSING,
-            CliError::File { .. } | CliError::NoSpace(..) => DISK,
+            CliError::Job(JobError::NotFound { .. }) => MISSING,
+            CliError::Job(JobError::Damaged { .. }) | CliError::Damaged(..) => DAMAGED,
+            CliError::Job(JobError::Name { .. } | JobError::Busy { .. }) => USAGE,
+            CliError::Job(_) | CliError::File { .. } | CliError::NoSpace(..) => DISK,
         }
     }
 
@@ -91,8 +102,9 @@ impl CliError {
             CliError::Engine(error) => error.hint(),
             CliError::Share(error) => Some(error.hint().to_owned()),
             CliError::Server(error) => error.hint().map(Into::into),
+            CliError::Job(error) => error.hint(),
             CliError::File { .. } => None,
-            CliError::NoSpace(_, hint) => Some(hint.clone()),
+            CliError::NoSpace(_, hint) | CliError::Damaged(_, hint) => Some(hint.clone()),
         }
     }
 }
@@ -119,6 +131,7 @@ fn residency(error: &ResidencyError) -> u8 {
         | ResidencyError::Missing { .. }
         | ResidencyError::MissingExpert { .. }
         | ResidencyError::NoSuchFile { .. } => MISSING,
+        ResidencyError::Threads(_) => MEMORY,
         ResidencyError::Interrupted => INTERRUPTED,
     }
 }

@@ -98,7 +98,7 @@ fn install(
     // A full install is the cache that never evicts.
     opened.store.set_unlimited(true)?;
     opened.install_core(screen)?;
-    let installed = opened.install_experts(layers, screen)?;
+    let installed = opened.install_experts(layers, &[], screen)?;
     screen.note(&format!(
         "{} experts fetched; everything asked for is in the store",
         installed.fetched
@@ -142,7 +142,7 @@ fn report(opened: &Opened, plan: &Plan, installed: &Installed, proved: Option<&P
         "bytes": {
             "core_hub": counts.core_hub,
             "meta": counts.meta,
-            "hub": installed.fetched * plan.expert_len,
+            "hub": installed.bytes,
         },
     })
 }

@@ -8,22 +8,26 @@ use std::sync::atomic::Ordering;
 use super::args::EffortArg;
 use super::args::Generate;
 use super::args::SamplingArgs;
+use super::chat;
 use super::exit;
 use super::exit::CliError;
 use super::interrupt::Interrupt;
 use super::live::Live;
 use super::logits;
+use super::prefix;
 use super::report::Report;
 use super::screen::Screen;
 use super::screen::chain;
+use super::session;
 use super::setup;
 use crate::engine::Engine;
+use crate::engine::EngineError;
 use crate::engine::Event;
 use crate::engine::Finish;
+use crate::engine::Generation;
 use crate::engine::Prompt;
 use crate::engine::Request;
 use crate::engine::Sampling;
-use crate::engine::Shaping;
 use crate::hub::Hub;
 use crate::text::Conversation;
 use crate::text::Effort;
@@ -36,8 +40,19 @@ pub(super) fn command(
     network: bool,
     screen: &Arc<Screen>,
 ) -> Result<u8, CliError> {
+    if chat::wanted(args, screen) {
+        return chat::command(args, network, screen);
+    }
+    if let Some(name) = &args.session {
+        return session::command(args, name, network, screen);
+    }
     let interrupt = Interrupt::listen();
-    let request = match request(&args.sampling, args.prompt.as_deref()) {
+    let piped = match (&args.prompt, args.sampling.ids.is_empty()) {
+        (None, true) => chat::piped()?,
+        _ => None,
+    };
+    let prompt = args.prompt.as_deref().or(piped.as_deref());
+    let request = match request(&args.sampling, prompt) {
         Ok(request) => request,
         Err(error) => return conclude(Err(error), &None, Report::default(), screen),
     };
@@ -82,7 +97,27 @@ pub(super) fn generate(
     screen: &Arc<Screen>,
     report: &mut Report,
 ) -> Result<Option<crate::engine::Capture>, CliError> {
-    engine.prompt_ids(&request.prompt)?;
+    let ids = engine.prompt_ids(&request.prompt)?;
+    let mut request = request.clone();
+    if !request.capture {
+        request.start = prefix::start_for(engine, &ids, screen);
+    }
+    let mut run = |on: Observer<'_>| engine.generate(&request, on);
+    watched(engine, hub, interrupt, screen, report, &mut run)
+}
+
+/// Who hears of a generation.
+pub(super) type Observer<'a> = &'a mut dyn FnMut(Event<'_>) -> ControlFlow<()>;
+
+/// Runs a generation, showing text as it is made, and fills in the report whatever happens.
+pub(super) fn watched(
+    engine: &Arc<Engine>,
+    hub: Option<&Arc<Hub>>,
+    interrupt: &Interrupt,
+    screen: &Arc<Screen>,
+    report: &mut Report,
+    run: &mut dyn FnMut(Observer<'_>) -> Result<Generation, EngineError>,
+) -> Result<Option<crate::engine::Capture>, CliError> {
     engine.opened().install_core(screen.as_ref())?;
     report.model = engine.name().to_owned();
     report.revision = Some(engine.opened().snapshot.commit.to_string());
@@ -96,7 +131,7 @@ pub(super) fn generate(
     ));
     interrupt.stops(engine.stopper());
     let mut live = Live::begin(screen, engine, hub);
-    let outcome = engine.generate(request, &mut |event| {
+    let outcome = run(&mut |event| {
         match event {
             Event::Prompt(ids) => report.prompt_ids = ids.to_vec(),
             Event::Token { id, .. } => report.token_ids.push(id),
@@ -108,7 +143,7 @@ pub(super) fn generate(
                 report.text.push_str(text);
                 live.answer(text);
             }
-            Event::Reply(_) => {}
+            _ => {}
         }
         if interrupt.flag().load(Ordering::Relaxed) || interrupt.asked() {
             ControlFlow::Break(())
@@ -158,6 +193,8 @@ pub(super) fn conclude(
                 screen.note("interrupted: every expert fetched so far is kept; run the same command again to go on from them");
             }
         }
+        // A limit that somebody set is no failure.
+        Err(error) if code == exit::INTERRUPTED => screen.paused(&error),
         Err(error) => screen.error(&error),
     }
     Ok(code)
@@ -183,17 +220,15 @@ pub(super) fn request(args: &SamplingArgs, prompt: Option<&str>) -> Result<Reque
         (Some(text), true) => words(args, text.to_owned())?,
     };
     let seed = args.seed.unwrap_or_else(random_seed);
+    let sampling = Sampling {
+        temperature: args.temperature,
+        top_p: args.top_p,
+        seed,
+    };
     Ok(Request {
-        prompt,
-        max_tokens: args.max_tokens,
-        sampling: Sampling {
-            temperature: args.temperature,
-            top_p: args.top_p,
-            seed,
-        },
-        shaping: Shaping::default(),
         stop: args.stop.clone(),
         capture: args.logits.is_some(),
+        ..Request::new(prompt, args.max_tokens, sampling)
     })
 }
 
@@ -212,12 +247,7 @@ fn words(args: &SamplingArgs, text: String) -> Result<Prompt, CliError> {
         messages.push(Message::text(Role::System, system));
     }
     messages.push(Message::text(Role::User, text));
-    let effort = match args.reasoning_effort.unwrap_or(EffortArg::Low) {
-        EffortArg::None => Effort::None,
-        EffortArg::Low => Effort::Low,
-        EffortArg::High => Effort::High,
-        EffortArg::Max => Effort::Max,
-    };
+    let effort = effort(args.reasoning_effort.unwrap_or(EffortArg::Low));
     Ok(Prompt::Chat(Conversation {
         messages,
         effort,
@@ -225,7 +255,17 @@ fn words(args: &SamplingArgs, text: String) -> Result<Prompt, CliError> {
     }))
 }
 
-fn standard_input() -> Result<String, CliError> {
+/// The effort as the model knows it.
+pub(super) fn effort(effort: EffortArg) -> Effort {
+    match effort {
+        EffortArg::None => Effort::None,
+        EffortArg::Low => Effort::Low,
+        EffortArg::High => Effort::High,
+        EffortArg::Max => Effort::Max,
+    }
+}
+
+pub(super) fn standard_input() -> Result<String, CliError> {
     let mut text = String::new();
     std::io::stdin()
         .read_to_string(&mut text)
@@ -237,7 +277,7 @@ fn standard_input() -> Result<String, CliError> {
 }
 
 /// A seed nobody chose. It is always reported, so that the run can be had again.
-fn random_seed() -> u64 {
+pub(super) fn random_seed() -> u64 {
     use std::hash::BuildHasher;
     // Short enough to be typed again without a slip.
     std::collections::hash_map::RandomState::new().hash_one(std::process::id()) % 1_000_000_000

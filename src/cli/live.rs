@@ -14,6 +14,7 @@ use indicatif::ProgressStyle;
 use super::screen::PLAIN_EVERY;
 use super::screen::Screen;
 use super::screen::duration;
+use super::screen::limits;
 use crate::engine::Engine;
 use crate::engine::Phase;
 use crate::hub::Hub;
@@ -182,7 +183,7 @@ fn tell(
             Phase::Prefill => format!("prompt {}/{}", progress.read, progress.prompt),
             _ => format!("token {}", progress.generated + 1),
         };
-        let rate = hub.map(Hub::stats).map_or(0, |stats| stats.bytes_per_s);
+        let stats = hub.map(Hub::stats).unwrap_or_default();
         let mut line = format!(
             "{what}, layer {}/{}, experts {} ({} memory, {} disk, {} hub), {} fetched, {}/s",
             progress.layer + 1,
@@ -192,8 +193,9 @@ fn tell(
             counts.experts.disk,
             counts.experts.hub + counts.experts.peer,
             Bytes(counts.bytes.hub + counts.bytes.peer),
-            Bytes(rate),
+            Bytes(stats.bytes_per_s),
         );
+        line.push_str(&limits(&stats));
         if let Some(sweep) = progress.last_sweep {
             line.push_str(&format!(", {} a token", duration(sweep)));
         }

@@ -25,10 +25,14 @@ pub(super) struct Report {
     pub(super) finish: Option<Finish>,
     pub(super) seconds: Seconds,
     pub(super) counts: Counts,
+    /// Rows of the prompt that were computed, and that were there already.
+    pub(super) rows: (usize, usize),
     pub(super) resolves: u64,
     pub(super) meta: u64,
     pub(super) isa: &'static str,
     pub(super) threads: usize,
+    /// Bytes of memory: what might be used, and what was planned.
+    pub(super) memory: (Option<u64>, u64),
     pub(super) seed: u64,
     pub(super) error: Option<String>,
 }
@@ -45,6 +49,8 @@ impl Report {
             .max(stats.as_ref().map_or(0, |s| s.meta_bytes));
         self.isa = engine.kernel().isa().name();
         self.threads = engine.kernel().threads();
+        let plan = engine.memory();
+        self.memory = (plan.budget, plan.total());
     }
 
     pub(super) fn finish(&mut self, generation: &Generation) {
@@ -54,6 +60,7 @@ impl Report {
         self.reasoning.clone_from(&generation.reasoning);
         self.finish = Some(generation.finish);
         self.seconds = generation.seconds;
+        self.rows = (generation.computed_rows, generation.cached_tokens);
     }
 
     pub(super) fn json(&self) -> Value {
@@ -89,6 +96,8 @@ impl Report {
                 "core_hub": c.core_hub,
                 "meta": self.meta,
             },
+            "rows": { "computed": self.rows.0, "cached": self.rows.1 },
+            "memory": { "budget": self.memory.0, "planned": self.memory.1 },
             "resolves": self.resolves,
             "isa": self.isa,
             "threads": self.threads,

@@ -5,8 +5,10 @@
 
 use std::io::IsTerminal;
 use std::io::Write;
+use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::PoisonError;
+use std::sync::Weak;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -14,7 +16,9 @@ use indicatif::ProgressBar;
 use indicatif::ProgressStyle;
 
 use super::exit::CliError;
+use crate::hub::Hub;
 use crate::hub::HubObserver;
+use crate::hub::HubStats;
 use crate::hub::Notice;
 use crate::residency::InstallObserver;
 use crate::terms::Bytes;
@@ -30,6 +34,8 @@ pub(super) struct Screen {
     terminal: bool,
     text_terminal: bool,
     stage: Mutex<Option<Stage>>,
+    /// Whose limits the progress lines tell.
+    hub: Mutex<Weak<Hub>>,
 }
 
 #[derive(Debug)]
@@ -51,7 +57,19 @@ impl Screen {
             terminal: std::io::stderr().is_terminal(),
             text_terminal: std::io::stdout().is_terminal(),
             stage: Mutex::new(None),
+            hub: Mutex::new(Weak::new()),
         }
+    }
+
+    /// Tells the limits of `hub` in progress lines from now on.
+    pub(super) fn tell_limits_of(&self, hub: &Arc<Hub>) {
+        *self.hub.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(hub);
+    }
+
+    fn limits(&self) -> String {
+        let hub = self.hub.lock().unwrap_or_else(PoisonError::into_inner);
+        hub.upgrade()
+            .map_or_else(String::new, |hub| limits(&hub.stats()))
     }
 
     /// Whether a line can move: people look at both outputs on one terminal.
@@ -89,6 +107,14 @@ impl Screen {
     pub(super) fn detail(&self, text: &str) {
         if self.verbose > 0 {
             self.note(text);
+        }
+    }
+
+    /// What was stopped on somebody's wish, and how to go on.
+    pub(super) fn paused(&self, error: &CliError) {
+        self.note(&format!("paused: {}", chain(error)));
+        if let Some(hint) = error.hint() {
+            self.note(&format!("hint: {hint}"));
         }
     }
 
@@ -156,10 +182,13 @@ impl InstallObserver for Screen {
         stage.done += bytes;
         stage.moved += bytes;
         match &stage.bar {
-            Some(bar) => bar.set_position(stage.done),
+            Some(bar) => {
+                bar.set_position(stage.done);
+                bar.set_message(format!("{}{}", stage.what, self.limits()));
+            }
             None if stage.said.elapsed() >= PLAIN_EVERY => {
                 stage.said = Instant::now();
-                let line = stage.line();
+                let line = format!("{}{}", stage.line(), self.limits());
                 drop(guard);
                 self.note(&line);
             }
@@ -205,6 +234,19 @@ impl HubObserver for Screen {
     fn notice(&self, notice: &Notice) {
         self.note(&notice.to_string());
     }
+}
+
+/// What a person has limited, as the end of a progress line: nothing, if nothing is.
+pub(super) fn limits(stats: &HubStats) -> String {
+    let mut text = String::new();
+    if let Some(rate) = stats.rate_max {
+        text.push_str(&format!(", at most {}/s", Bytes(rate)));
+    }
+    if let Some(max) = stats.bytes_max {
+        let used = Bytes(stats.counted_bytes);
+        text.push_str(&format!(", {used} of at most {}", Bytes(max)));
+    }
+    text
 }
 
 /// A rate or size that came out of a division.

@@ -1,8 +1,10 @@
 //! `serve`: the OpenAI-compatible server.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::args::Ram;
 use super::args::Serve;
 use super::env::Env;
 use super::exit;
@@ -11,6 +13,13 @@ use super::interrupt::Interrupt;
 use super::screen::Screen;
 use super::setup;
 use super::share::address;
+use crate::engine::Engine;
+use crate::engine::Prefixes;
+use crate::engine::StateMemory;
+use crate::engine::StateStore;
+use crate::jobs::Identity;
+use crate::jobs::Journal;
+use crate::jobs::States;
 use crate::server::Server;
 use crate::server::ServerOptions;
 use crate::share::Secret;
@@ -30,6 +39,11 @@ pub(super) fn command(args: &Serve, screen: &Arc<Screen>) -> Result<u8, CliError
     }
     let options = ServerOptions {
         api_key: api_key.as_deref().map(Secret::new),
+        origins: args.allow_origin.clone(),
+        running_max: usize::from(args.parallel),
+        waiting_max: usize::from(args.queue),
+        body_max: usize::try_from(args.max_body.0).unwrap_or(usize::MAX),
+        connections_max: args.max_connections.map_or_else(connections, usize::from),
         ..ServerOptions::new()
     };
     // The door opens first: a large model's core takes hours to come, and until then `/health`
@@ -41,16 +55,84 @@ pub(super) fn command(args: &Serve, screen: &Arc<Screen>) -> Result<u8, CliError
     ));
     server.loading("opening the model and fetching its core");
     let setup = setup::open(&args.model, true, &interrupt.flag(), screen)?;
+    let home = setup.opened.store.store().home().to_owned();
     let engine = setup::engine(setup.opened, &args.run)?;
     engine.opened().install_core(screen.as_ref())?;
+    // From here on the first signal lets the pass at work be finished, so that states can be kept.
+    interrupt.gently();
     let name = engine.name().to_owned();
+    let states = remember(&engine, &home, args)?;
+    let journal = Journal::open(&home)?;
+    server.keep(journal.clone(), Identity::of(&engine));
     server.ready(engine)?;
     screen.note(&format!("{name} is ready; clients use the base URL {base}"));
     // Not the flag: a client that leaves raises it too, to end its generation.
     while !interrupt.asked() {
         std::thread::sleep(Duration::from_millis(50));
     }
-    screen.note("stopping");
+    screen.note("stopping: what runs is finished or kept; once more ends at once");
+    server.drain(GRACE, PATIENCE);
     server.stop();
+    journal.flush();
+    if let Some(states) = states {
+        states.flush();
+    }
     Ok(exit::DONE)
 }
+
+/// Gives the engine its memory for running sequences and for what earlier ones have left.
+fn remember(engine: &Engine, home: &Path, args: &Serve) -> Result<Option<Arc<States>>, CliError> {
+    // What the plan gave to weights is in use or set aside by now: this is of what it left.
+    let free = match args.run.ram {
+        Ram::Size(bytes) => bytes.min(super::env::memory_available()),
+        Ram::Auto => super::env::memory_available(),
+    };
+    // More sequences than fit take turns, by way of the disk.
+    engine.set_state_memory(StateMemory {
+        budget: Some(free / 2),
+        spill: Some(home.to_owned()),
+    });
+    let states = if args.states.0 == 0 {
+        None
+    } else {
+        let spec = Arc::clone(&engine.opened().spec);
+        let identity = Identity::of(engine);
+        Some(Arc::new(States::open(home, identity, spec, args.states.0)?))
+    };
+    engine.set_prefixes(Prefixes {
+        bytes: free / 8,
+        every_tokens: Some(STATE_EVERY),
+        store: states.clone().map(|states| states as Arc<dyn StateStore>),
+    });
+    Ok(states)
+}
+
+/// In a long prompt, a state is kept every so many tokens: a conversation that parts there goes on
+/// from it.
+const STATE_EVERY: usize = 512;
+/// How long who is being answered may go on after the first signal, and how long a pass may take
+/// after it. Whoever ends services kills after 90 s.
+const GRACE: Duration = Duration::from_secs(15);
+const PATIENCE: Duration = Duration::from_secs(50);
+
+/// Connections that this process may hold beside the store's files. Systems start processes with few
+/// files for programs of another time; every program may ask for more.
+fn connections() -> usize {
+    use rustix::process::Resource;
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let wanted = limit.maximum.unwrap_or(FILES).min(FILES);
+    let mut files = limit.current.unwrap_or(FILES);
+    if files < wanted {
+        let raised = rustix::process::Rlimit {
+            current: Some(wanted),
+            ..limit
+        };
+        if rustix::process::setrlimit(Resource::Nofile, raised).is_ok() {
+            files = wanted;
+        }
+    }
+    usize::try_from(files / 2).map_or(4096, |half| half.clamp(64, 4096))
+}
+
+/// Open files that suffice.
+const FILES: u64 = 16_384;

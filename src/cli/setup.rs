@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use super::args::CoreArg;
 use super::args::ModelArgs;
+use super::args::Ram;
 use super::args::RunArgs;
 use super::args::StoreArgs;
 use super::env::Env;
@@ -19,8 +21,11 @@ use crate::hub::HubOptions;
 use crate::hub::SourceAddress;
 use crate::hub::Token;
 use crate::kernel::Isa;
+use crate::residency::CoreChoice;
+use crate::residency::Demand;
 use crate::residency::OpenRequest;
 use crate::residency::Opened;
+use crate::residency::ram;
 use crate::share;
 use crate::store::Budget;
 use crate::store::Store;
@@ -36,6 +41,8 @@ const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 const CACHE_DEFAULT: u64 = 200_000_000_000;
 /// `--reserve` when nothing was ever set, at least.
 const RESERVE_DEFAULT: u64 = 10_000_000_000;
+/// Tokens of a sequence that memory is planned for.
+const CONTEXT: usize = 8192;
 /// Spans in flight from one source.
 const LANES: usize = 16;
 
@@ -45,6 +52,14 @@ pub(super) struct Setup {
     pub(super) hub: Option<Arc<Hub>>,
     /// The loopback hub of the embedded model, while it is needed.
     pub(super) _demo: Option<share::Server>,
+}
+
+impl Setup {
+    /// Whether bytes come from elsewhere than this machine's folders.
+    pub(super) fn over_network(&self) -> bool {
+        let hub = self.hub.as_ref();
+        hub.is_some_and(|hub| hub.stats().sources.iter().any(|s| s.name.contains("://")))
+    }
 }
 
 /// Opens the store and the model. `network` is false for commands that never use it.
@@ -66,6 +81,25 @@ pub(super) fn open_in(
     stop: &Arc<AtomicBool>,
     screen: &Arc<Screen>,
 ) -> Result<Setup, CliError> {
+    open_for(env, args, network, stop, screen, Remember::Chosen)
+}
+
+/// Whether what was chosen for the store holds from now on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Remember {
+    Chosen,
+    Nothing,
+}
+
+/// The same, and where `remember` says so, without a trace in the store's settings.
+pub(super) fn open_for(
+    env: &Env,
+    args: &ModelArgs,
+    network: bool,
+    stop: &Arc<AtomicBool>,
+    screen: &Arc<Screen>,
+    remember: Remember,
+) -> Result<Setup, CliError> {
     let offline = !network || args.offline || env.offline.is_some();
     let demo = match args.model.as_deref() {
         Some("demo") if !offline => Some(start_demo(share::ShareOptions::default())?),
@@ -74,7 +108,7 @@ pub(super) fn open_in(
     let mut sources = sources(args, env, demo.as_ref());
     let repo = repo(args, &sources)?;
     sources.extend(hf_cache(env, &repo));
-    let store = store(&args.store, env)?;
+    let store = store(&args.store, env, remember)?;
     let hub = hub(args, env, sources, offline, screen)?;
     // A folder that was named, or the demo's own hub; not a cache that others left here, which may
     // lag behind what the store already has.
@@ -110,7 +144,11 @@ pub(super) fn start_demo(options: share::ShareOptions) -> Result<share::Server, 
     )?)
 }
 
-fn sources(args: &ModelArgs, env: &Env, demo: Option<&share::Server>) -> Vec<SourceAddress> {
+pub(super) fn sources(
+    args: &ModelArgs,
+    env: &Env,
+    demo: Option<&share::Server>,
+) -> Vec<SourceAddress> {
     if let Some(demo) = demo {
         return vec![SourceAddress::Http(demo.url())];
     }
@@ -141,7 +179,7 @@ fn hf_cache(env: &Env, repo: &RepoId) -> Option<SourceAddress> {
 }
 
 /// The repository: as named, else `local/FOLDER` for a model's own folder, else the real K3.
-fn repo(args: &ModelArgs, sources: &[SourceAddress]) -> Result<RepoId, CliError> {
+pub(super) fn repo(args: &ModelArgs, sources: &[SourceAddress]) -> Result<RepoId, CliError> {
     let name = match (args.model.as_deref(), sources.first()) {
         (Some("demo"), _) => share::Embedded::REPO.to_owned(),
         (Some(name), _) => name.to_owned(),
@@ -192,7 +230,7 @@ pub(super) fn home(args: &StoreArgs, env: &Env) -> Result<PathBuf, CliError> {
 }
 
 /// Opens the store with the budget and reserve that were typed, else those last set, else defaults.
-pub(super) fn store(args: &StoreArgs, env: &Env) -> Result<Store, CliError> {
+fn store(args: &StoreArgs, env: &Env, remember: Remember) -> Result<Store, CliError> {
     let home = home(args, env)?;
     let last = Store::settings(&home)?;
     let (free, reserve_default) = disk(&home);
@@ -209,7 +247,7 @@ pub(super) fn store(args: &StoreArgs, env: &Env) -> Result<Store, CliError> {
     // Also the default, the first time: it came from the free space, of which the cache itself
     // takes more and more, so that a default worked out anew would shrink with every run.
     let chosen = budget_set.or(last.budget.is_none().then_some(budget));
-    if chosen.is_some() || reserve_set.is_some() {
+    if remember == Remember::Chosen && (chosen.is_some() || reserve_set.is_some()) {
         store.remember(chosen, reserve_set)?;
     }
     Ok(store)
@@ -239,7 +277,7 @@ fn disk(folder: &Path) -> (u64, u64) {
     (free, RESERVE_DEFAULT.max(total / 20))
 }
 
-fn hub(
+pub(super) fn hub(
     args: &ModelArgs,
     env: &Env,
     sources: Vec<SourceAddress>,
@@ -275,7 +313,9 @@ fn hub(
         observer: Arc::clone(screen) as Arc<dyn HubObserver>,
         ..HubOptions::default()
     };
-    Ok(Some(Arc::new(Hub::open(options)?)))
+    let hub = Arc::new(Hub::open(options)?);
+    screen.tell_limits_of(&hub);
+    Ok(Some(hub))
 }
 
 /// Makes an engine of an opened model. Its core may still be missing: what can be refused without
@@ -297,13 +337,35 @@ pub(super) fn engine(opened: Opened, run: &RunArgs) -> Result<Arc<Engine>, CliEr
     let threads = run.threads.map_or_else(default_threads, usize::from);
     Ok(Arc::new(Engine::new(
         opened,
-        EngineOptions { isa, threads },
+        EngineOptions {
+            isa,
+            threads,
+            memory: demand(run),
+        },
     )?))
+}
+
+/// What memory may be used, as the flags say.
+pub(super) fn demand(run: &RunArgs) -> Demand {
+    Demand {
+        budget: match run.ram {
+            Ram::Size(bytes) => Some(bytes),
+            Ram::Auto => ram::available().map(|ram| ram.budget),
+        },
+        threads: 0,
+        context: CONTEXT,
+        sequences: 1,
+        core: match run.core {
+            None => CoreChoice::Auto,
+            Some(CoreArg::Mmap) => CoreChoice::Mapped,
+            Some(CoreArg::Read) => CoreChoice::Read,
+        },
+    }
 }
 
 /// Physical cores, or fewer where this process may not use them all: a second thread on a core
 /// adds nothing to work that is bound by memory.
-fn default_threads() -> usize {
+pub(super) fn default_threads() -> usize {
     let allowed = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     num_cpus::get_physical().min(allowed).max(1)
 }

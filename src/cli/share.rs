@@ -4,18 +4,20 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::args::ModelArgs;
 use super::args::Share;
 use super::exit;
 use super::exit::CliError;
 use super::interrupt::Interrupt;
 use super::screen::Screen;
 use super::setup;
+use crate::hub::Hub;
 use crate::residency::OpenRequest;
 use crate::residency::Opened;
 use crate::share;
 use crate::terms::Bytes;
 
-pub(super) fn command(args: &Share, screen: &Screen) -> Result<u8, CliError> {
+pub(super) fn command(args: &Share, screen: &Arc<Screen>) -> Result<u8, CliError> {
     let interrupt = Interrupt::listen();
     let addr = address(&args.host, args.port)?;
     if !addr.ip().is_loopback() && args.token.is_none() {
@@ -27,7 +29,12 @@ pub(super) fn command(args: &Share, screen: &Screen) -> Result<u8, CliError> {
             Some("give --token".to_owned()),
         ));
     }
-    let (name, backend) = backend(args, &interrupt, screen)?;
+    let Shared {
+        name,
+        backend,
+        hub,
+        _demo,
+    } = shared(args, &interrupt, screen)?;
     let options = share::ShareOptions {
         token: args.token.as_deref().map(share::Secret::new),
         ..share::ShareOptions::default()
@@ -53,18 +60,35 @@ pub(super) fn command(args: &Share, screen: &Screen) -> Result<u8, CliError> {
         stats.body_requests,
         Bytes(stats.body_bytes)
     ));
+    if let Some(hub) = hub {
+        let fetched = hub.stats().body_bytes;
+        screen.note(&format!("{} fetched from the hub", Bytes(fetched)));
+    }
     Ok(exit::DONE)
 }
 
-/// What is shared, and under which name.
-fn backend(
-    args: &Share,
-    interrupt: &Interrupt,
-    screen: &Screen,
-) -> Result<(String, Arc<dyn share::Backend>), CliError> {
+/// What is shared, under which name, and the hub behind it.
+struct Shared {
+    name: String,
+    backend: Arc<dyn share::Backend>,
+    hub: Option<Arc<Hub>>,
+    /// The embedded model's own hub, for as long as it is needed.
+    _demo: Option<share::Server>,
+}
+
+fn shared(args: &Share, interrupt: &Interrupt, screen: &Arc<Screen>) -> Result<Shared, CliError> {
+    let alone = |name: String, backend| Shared {
+        name,
+        backend,
+        hub: None,
+        _demo: None,
+    };
+    if args.through {
+        return through(args, interrupt, screen);
+    }
     if args.folder.is_none() && args.model.as_deref() == Some("demo") {
         let name = share::Embedded::REPO.to_owned();
-        return Ok((name, Arc::new(share::Embedded::new())));
+        return Ok(alone(name, Arc::new(share::Embedded::new())));
     }
     let named = |name: &str| {
         name.parse()
@@ -75,8 +99,8 @@ fn backend(
             .model
             .clone()
             .unwrap_or_else(|| setup::local_name(folder));
-        let shared = share::Folder::open(named(&name)?, folder)?;
-        return Ok((name, Arc::new(shared)));
+        let folder = share::Folder::open(named(&name)?, folder)?;
+        return Ok(alone(name, Arc::new(folder)));
     }
     let name = args
         .model
@@ -89,8 +113,31 @@ fn backend(
     };
     // Sharing reads; it may not evict.
     let store = setup::look(&args.store)?;
-    let opened = Opened::open(&store, None, &request, interrupt.flag(), screen)?;
-    Ok((name, Arc::new(share::Stored::new(&opened)?)))
+    let opened = Opened::open(&store, None, &request, interrupt.flag(), screen.as_ref())?;
+    Ok(alone(name, Arc::new(share::Stored::new(&opened)?)))
+}
+
+/// A store with its hub behind it. The core comes first: every client needs all of it, and a part
+/// of it is too large to fetch while one waits.
+fn through(args: &Share, interrupt: &Interrupt, screen: &Arc<Screen>) -> Result<Shared, CliError> {
+    let model = ModelArgs {
+        model: args.model.clone(),
+        revision: None,
+        update: false,
+        hub: args.hub.clone(),
+        offline: false,
+        rate: args.rate,
+        max_bytes: args.max_bytes,
+        store: args.store.clone(),
+    };
+    let setup = setup::open(&model, true, &interrupt.flag(), screen)?;
+    setup.opened.install_core(screen.as_ref())?;
+    Ok(Shared {
+        name: setup.opened.repo.to_string(),
+        backend: Arc::new(share::ThroughStore::new(&setup.opened)?),
+        hub: setup.hub,
+        _demo: setup._demo,
+    })
 }
 
 /// A host and port to listen on.

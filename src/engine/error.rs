@@ -1,5 +1,7 @@
 //! Why a generation could not be made.
 
+use std::sync::Arc;
+
 use crate::checkpoint::CheckpointError;
 use crate::residency::ResidencyError;
 use crate::text::TextError;
@@ -9,8 +11,10 @@ use crate::text::TextError;
 #[non_exhaustive]
 pub enum EngineError {
     /// The weights did not come.
+    ///
+    /// Shared, as several generations may have needed the same one.
     #[error(transparent)]
-    Residency(#[from] ResidencyError),
+    Residency(Arc<ResidencyError>),
     /// The words could not be turned into tokens.
     #[error(transparent)]
     Text(#[from] TextError),
@@ -47,6 +51,12 @@ pub enum EngineError {
     /// The threads for arithmetic or reading could not be started.
     #[error("threads cannot be started")]
     Threads(#[source] std::io::Error),
+}
+
+impl From<ResidencyError> for EngineError {
+    fn from(error: ResidencyError) -> EngineError {
+        EngineError::Residency(Arc::new(error))
+    }
 }
 
 impl EngineError {

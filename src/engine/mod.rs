@@ -1,44 +1,76 @@
 //! Prompts in, events out: sampling, stopping, counting.
 //!
-//! An [`Engine`] is one opened model. [`Engine::generate`] renders the prompt, sweeps its rows
-//! through the model, draws token after token and tells an observer of each. What it is doing can be
-//! read at any moment from any thread with [`Engine::progress`].
+//! An [`Engine`] is one opened model. [`Engine::generate`] renders the prompt, has its rows swept
+//! through the model, draws token after token and tells an observer of each, on the caller's own
+//! thread. Many callers share the sweeps:
+//!
+//! ```text
+//! caller   prompt ─► offer rows ─► … ─► draw, tell ─► offer a row ─► …      generate.rs, run.rs
+//! caller   prompt ─► offer rows ─► …                                        reply.rs, shaping.rs
+//!                        ▼    ▲ taken in
+//! line     who has memory, who goes to disk, what goes into the next sweep  line.rs, pace.rs
+//! sweeps   one thread: compose, sweep, hand out, share the counts out       sweeps.rs, spill.rs
+//! kept     states of earlier texts, for prompts that begin like them        prefixes.rs
+//! ```
+//!
+//! What it is doing can be read at any moment from any thread with [`Engine::progress`].
 
 mod error;
 mod generate;
+mod line;
 mod live;
+mod pace;
+mod prefixes;
+mod reply;
 mod request;
+mod run;
 pub mod sampler;
 mod shaping;
+mod spill;
 mod stop;
+mod stopper;
+mod sweeps;
 #[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering;
 
 pub use error::EngineError;
+pub use line::StateMemory;
 pub use live::Phase;
 pub use live::Progress;
+pub use live::Running;
+pub use prefixes::PrefixStats;
+pub use prefixes::Prefixes;
+pub use prefixes::StateStore;
 pub use request::Capture;
 pub use request::Event;
 pub use request::Finish;
 pub use request::Generation;
+pub use request::Priority;
 pub use request::Prompt;
 pub use request::Request;
 pub use request::Seconds;
+pub use request::Sharing;
+pub use request::Snapshots;
+pub use request::Start;
 pub use sampler::Sampling;
 pub use shaping::Constraint;
 pub use shaping::ConstraintSource;
 pub use shaping::Shaping;
+pub use spill::Spilled;
+pub use stopper::Stopper;
+
+use sweeps::Machine;
+use sweeps::Sweeps;
 
 use crate::checkpoint::Spec;
 use crate::kernel::Isa;
 use crate::kernel::Kernel;
 use crate::model::Model;
 use crate::residency::Counts;
+use crate::residency::Demand;
+use crate::residency::MemoryPlan;
 use crate::residency::Meter;
 use crate::residency::Opened;
 use crate::residency::Supply;
@@ -53,18 +85,18 @@ pub struct EngineOptions {
     pub isa: Isa,
     /// Threads for the arithmetic, at least 1.
     pub threads: usize,
+    /// What memory may be used for what; its threads are these.
+    pub memory: Demand,
 }
 
 /// One opened model, ready to generate.
 pub struct Engine {
     name: String,
-    model: Model,
-    supply: Supply,
+    sweeps: Sweeps,
     tokenizer: Option<Tokenizer>,
     stop_ids: Vec<TokenId>,
-    live: live::Live,
-    /// Held by the generation at work.
-    turn: Mutex<()>,
+    stopper: Stopper,
+    kept: prefixes::Kept,
 }
 
 impl std::fmt::Debug for Engine {
@@ -72,17 +104,6 @@ impl std::fmt::Debug for Engine {
         f.debug_struct("Engine")
             .field("name", &self.name)
             .finish_non_exhaustive()
-    }
-}
-
-/// Ends the running generation, from any thread.
-#[derive(Clone, Debug)]
-pub struct Stopper(Arc<AtomicBool>);
-
-impl Stopper {
-    /// The generation ends within the expert at hand, with what was made so far.
-    pub fn stop(&self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 
@@ -106,14 +127,21 @@ impl Engine {
             None => opened.spec.eos.clone(),
         };
         let kernel = Kernel::new(options.isa, options.threads);
+        let memory = Demand {
+            threads: options.threads,
+            ..options.memory
+        };
         Ok(Engine {
             name: opened.repo.to_string(),
-            model: Model::new(Arc::clone(&opened.spec), kernel),
-            supply: Supply::new(opened).map_err(EngineError::Threads)?,
+            sweeps: Sweeps::start(
+                Model::new(Arc::clone(&opened.spec), kernel),
+                Supply::new(opened, &memory)?,
+            )
+            .map_err(EngineError::Threads)?,
             tokenizer,
             stop_ids,
-            live: live::Live::default(),
-            turn: Mutex::new(()),
+            stopper: Stopper::new(),
+            kept: prefixes::Kept::default(),
         })
     }
 
@@ -129,12 +157,12 @@ impl Engine {
 
     /// What was opened.
     pub fn opened(&self) -> &Opened {
-        self.supply.opened()
+        self.machine().supply.opened()
     }
 
     /// The instruction set and the number of threads at work.
     pub fn kernel(&self) -> &Kernel {
-        self.model.kernel()
+        self.machine().model.kernel()
     }
 
     /// The tokenizer.
@@ -156,9 +184,48 @@ impl Engine {
         &self.stop_ids
     }
 
+    /// Who got the memory.
+    pub fn memory(&self) -> &MemoryPlan {
+        self.machine().supply.plan()
+    }
+
     /// What is happening now.
     pub fn progress(&self) -> Progress {
-        self.live.progress()
+        self.machine().live.progress()
+    }
+
+    /// Every generation in the engine, in order of arrival.
+    pub fn running(&self) -> Vec<Running> {
+        self.machine().live.running()
+    }
+
+    /// Sets the memory for the states of running sequences, from the next sweep on. Who does not
+    /// fit waits in line: interactive requests before others, else in order of arrival.
+    pub fn set_state_memory(&self, memory: StateMemory) {
+        self.machine().line().memory = memory;
+        self.machine().look();
+    }
+
+    /// Sets what is kept of earlier texts for prompts that begin like them. It is not part of
+    /// [`StateMemory`].
+    pub fn set_prefixes(&self, prefixes: Prefixes) {
+        self.kept.set(prefixes);
+    }
+
+    /// What is kept of earlier texts, and what that has saved.
+    pub fn prefix_stats(&self) -> PrefixStats {
+        self.kept.stats()
+    }
+
+    /// What moving states to disk and back has cost.
+    pub fn spilled(&self) -> Spilled {
+        self.machine().line().spilled
+    }
+
+    /// What was moved in sweeps for generations that failed, or left half-way: with the
+    /// [`Generation::counts`] of all others it makes up what all sweeps moved.
+    pub fn unclaimed(&self) -> Counts {
+        self.machine().line().unclaimed
     }
 
     /// Everything moved since the model was opened.
@@ -168,16 +235,21 @@ impl Engine {
 
     /// Waits until everything fetched so far is on disk, or has been given up.
     pub fn flush(&self) {
-        self.supply.flush();
+        self.machine().supply.flush();
     }
 
-    /// A way to end the running generation.
+    /// A way to end all generations that run when it is used. One of its own ends
+    /// [`Request::stopper`]'s.
     pub fn stopper(&self) -> Stopper {
-        Stopper(Arc::clone(&self.opened().stop))
+        self.stopper.clone()
     }
 
     fn meter(&self) -> &Arc<Meter> {
-        self.supply.meter()
+        self.machine().supply.meter()
+    }
+
+    fn machine(&self) -> &Arc<Machine> {
+        self.sweeps.machine()
     }
 }
 

@@ -51,6 +51,20 @@ impl Budget {
         self.max.store(max.unwrap_or(NONE), Relaxed);
     }
 
+    pub(super) fn rate(&self) -> Option<u64> {
+        Some(self.rate.load(Relaxed)).filter(|rate| *rate != NONE)
+    }
+
+    pub(super) fn max(&self) -> Option<u64> {
+        Some(self.max.load(Relaxed)).filter(|max| *max != NONE)
+    }
+
+    /// Bytes that came so far.
+    pub(super) fn used(&self) -> u64 {
+        let ledger = self.ledger.lock();
+        ledger.unwrap_or_else(PoisonError::into_inner).used
+    }
+
     /// Sets `bytes` aside for one fetch.
     pub(super) fn reserve(&self, bytes: u64) -> Result<Reservation<'_>, HubError> {
         let max = self.max.load(Relaxed);

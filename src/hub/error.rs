@@ -109,6 +109,12 @@ pub enum HubError {
         /// The limit.
         max: Bytes,
     },
+    /// A range that is handed over as it comes would have had to begin anew; ask for it again.
+    #[error("{what} came from several places that may not hold the same file")]
+    Discontinued {
+        /// File and range.
+        what: String,
+    },
     /// The ticket was dropped, or the hub was closed.
     #[error("the fetch was cancelled")]
     Cancelled,
@@ -160,9 +166,12 @@ impl HubError {
             HubError::WrongContent { .. } => {
                 Some("nothing wrong was kept; name another source with --hub")
             }
-            HubError::CapReached { .. } => Some("raise --max-bytes to go on; nothing is lost"),
+            HubError::CapReached { .. } => Some(
+                "everything fetched is kept: the same command goes on from there, with a larger --max-bytes or as many bytes again",
+            ),
             HubError::Disk { .. } => Some("check the folder given with --hub"),
             HubError::Address { .. } => Some("a hub is an http(s) URL or a folder"),
+            HubError::Discontinued { .. } => Some("run it again: it goes on where it stopped"),
             HubError::Damaged { .. } | HubError::Cancelled | HubError::Threads(_) => None,
         }
     }

@@ -162,6 +162,15 @@ impl HttpSource {
     /// Reads what a reply says besides its body.
     pub(super) fn note(&self, net: &Net, response: &Response) {
         let headers = response.headers();
+        if let Some(date) = headers::text(headers, "date").and_then(headers::http_date) {
+            let ahead = i128::from(date) - i128::from(net.clock.unix_seconds());
+            let mut clock = net
+                .counters
+                .clock
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            *clock = i64::try_from(ahead).ok();
+        }
         if headers.contains_key(PEER_HEADER) {
             self.peer.store(true, Relaxed);
         }

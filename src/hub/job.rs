@@ -19,6 +19,7 @@ use super::Class;
 use super::HubError;
 use super::Snapshot;
 use super::Span;
+use super::stream::Pipe;
 use crate::terms::Digest;
 
 /// A span that was asked for and not delivered yet.
@@ -70,6 +71,12 @@ pub(super) struct Partial {
     pub(super) doubtful: bool,
     /// The one source all of it came from, or `None` if several gave a part.
     pub(super) source: Option<usize>,
+    /// Where the bytes go at once, if they are not gathered here.
+    pub(super) pipe: Option<Arc<Pipe>>,
+    /// Bytes that went there.
+    pub(super) streamed: u64,
+    /// What went there should not have: the stream cannot go on.
+    pub(super) void: bool,
 }
 
 impl Partial {
@@ -78,12 +85,23 @@ impl Partial {
         self.bytes.extend_from_slice(chunk);
     }
 
+    pub(super) fn new(pipe: Option<Arc<Pipe>>) -> Self {
+        Partial {
+            pipe,
+            ..Partial::default()
+        }
+    }
+
     pub(super) fn len(&self) -> u64 {
-        self.bytes.len() as u64
+        self.bytes.len() as u64 + self.streamed
     }
 
     /// Forgets everything; returns how many bytes that were.
     pub(super) fn clear(&mut self) -> u64 {
+        if self.pipe.is_some() {
+            self.void |= self.streamed > 0;
+            return 0;
+        }
         let lost = self.len();
         *self = Partial::default();
         lost

@@ -32,6 +32,7 @@ mod snapshot;
 mod source;
 mod span;
 mod stats;
+mod stream;
 mod transfer;
 mod watch;
 
@@ -56,6 +57,8 @@ pub use snapshot::Snapshot;
 pub use snapshot::Span;
 pub use stats::HubStats;
 pub use stats::SourceStats;
+pub use stream::Stream;
+pub use stream::Streamed;
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -293,6 +296,17 @@ impl Hub {
         class: Class,
         deliver: impl FnOnce(Result<Arrived, HubError>) + Send + 'static,
     ) -> Ticket {
+        self.begin(snapshot, span, class, None, deliver)
+    }
+
+    fn begin(
+        &self,
+        snapshot: &Arc<Snapshot>,
+        span: Span,
+        class: Class,
+        pipe: Option<Arc<stream::Pipe>>,
+        deliver: impl FnOnce(Result<Arrived, HubError>) + Send + 'static,
+    ) -> Ticket {
         let id = self.jobs.fetch_add(1, Relaxed);
         let control = Arc::new(Control::new(class));
         let job = Job {
@@ -303,7 +317,7 @@ impl Hub {
             deliver: Deliver::new(deliver),
             tried: vec![false; self.shared.sources.len()],
             error: None,
-            partial: Arc::default(),
+            partial: Arc::new(Mutex::new(job::Partial::new(pipe))),
         };
         // Not closed while somebody holds the hub.
         let _ = self.shared.queue().push(job);

@@ -55,6 +55,8 @@ pub(super) struct Counters {
     pub(super) meta_bytes: AtomicU64,
     pub(super) retries: AtomicU64,
     pub(super) hedges: AtomicU64,
+    /// Seconds by which a hub's clock was last seen ahead of ours.
+    pub(super) clock: Mutex<Option<i64>>,
 }
 
 /// Adds one.

@@ -192,10 +192,17 @@ impl Shared {
             wasted_bytes: counters.wasted_bytes.load(Relaxed),
             meta_bytes: counters.meta_bytes.load(Relaxed),
             bytes_per_s,
+            rate_max: self.net.budget.rate(),
+            bytes_max: self.net.budget.max(),
+            counted_bytes: self.net.budget.used(),
             lanes: queue.running(),
             waiting: queue.waiting(),
             retries: counters.retries.load(Relaxed),
             hedges: counters.hedges.load(Relaxed),
+            clock_ahead: *counters
+                .clock
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner),
             sources: self.sources.iter().zip(&queue.lanes).map(source).collect(),
         }
     }

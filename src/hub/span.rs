@@ -28,10 +28,12 @@ use super::resolve::Resolved;
 use super::resolve::Wanted;
 use super::shared::Shared;
 use super::source::Kind;
+use super::stream::Pipe;
 use super::transfer::Attempt;
 use super::transfer::Trouble;
 use super::transfer::lock;
 use super::watch::Meter;
+use crate::terms::ByteRange;
 use crate::terms::Digest;
 
 /// An attempt that brought at least this much, or an eighth of the span, was not fruitless.
@@ -42,6 +44,8 @@ const STALE_MAX: u32 = 20;
 const RENEWALS_MAX: u32 = 1;
 /// Replies with headers that do not fit, before the source is given up for the span.
 const MISMATCHES_MAX: u32 = 3;
+/// A folder's file is handed on in pieces of this size.
+const FOLDER_PIECE: u64 = 1 << 20;
 /// A pause longer than this is not waited for if another source is there.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -124,6 +128,10 @@ impl Errand<'_> {
         folder: &Arc<FolderSource>,
         facts: &FileFacts,
     ) -> Result<Arrived, Stop> {
+        let pipe = self.job.partial().pipe.clone();
+        if let Some(pipe) = pipe {
+            return self.stream_folder(folder, &pipe).await;
+        }
         let folder = Arc::clone(folder);
         let snapshot = Arc::clone(&self.job.snapshot);
         let span = self.job.span.clone();
@@ -155,6 +163,36 @@ impl Errand<'_> {
             )));
         }
         Ok(self.arrived(bytes, sum))
+    }
+
+    /// The same in pieces, none of which is hashed.
+    async fn stream_folder(
+        &self,
+        folder: &Arc<FolderSource>,
+        pipe: &Pipe,
+    ) -> Result<Arrived, Stop> {
+        let span = &self.job.span;
+        let source = &self.shared.sources[self.source];
+        loop {
+            let start = span.range.start + self.job.partial().len();
+            if start >= span.range.end {
+                return Ok(self.arrived(Vec::new(), Digest([0; 32])));
+            }
+            let piece = ByteRange::new(start, span.range.end.min(start + FOLDER_PIECE));
+            let (folder, file) = (Arc::clone(folder), Arc::clone(&span.file));
+            let snapshot = Arc::clone(&self.job.snapshot);
+            let read = move || folder.read(&snapshot, &file, piece);
+            let bytes = match tokio::task::spawn_blocking(read).await {
+                Ok(read) => read.map_err(Stop::Elsewhere)?,
+                Err(_) => return Err(Stop::Fatal(HubError::Cancelled)),
+            };
+            let len = bytes.len() as u64;
+            self.meter.add(len);
+            self.net().counters.body_bytes.fetch_add(len, Relaxed);
+            source.body_bytes.fetch_add(len, Relaxed);
+            pipe.push(bytes.into(), &source.name).await;
+            self.job.partial().streamed += len;
+        }
     }
 
     fn arrived(&self, bytes: Vec<u8>, sha256: Digest) -> Arrived {
@@ -207,6 +245,10 @@ impl Errand<'_> {
                 .await
                 .map_err(|e| self.blame(e))?;
             self.take_over(&resolved, facts);
+            if self.job.partial().void {
+                let what = self.job.span.to_string();
+                return Err(Stop::Fatal(HubError::Discontinued { what }));
+            }
             let before = self.job.partial().len();
             troubles.requests += 1;
             let attempt = Attempt {
@@ -268,6 +310,8 @@ impl Errand<'_> {
         // Whether the bell rang in this attempt: it rings once a span, and waiting for a second
         // request that was never made would be waiting for ever.
         let doubled = AtomicBool::new(false);
+        // What is handed on at once has no second copy to race with: a slow one is begun afresh.
+        let piped = self.job.partial().pipe.is_some();
         let mut first = pin!(attempt.run(&self.job.partial));
         let mut second = pin!(self.second(attempt, &doubled));
         let mut first_failed = None;
@@ -280,7 +324,11 @@ impl Errand<'_> {
                     }
                     done => return done,
                 },
-                (done, partial) = &mut second, if !second_failed => match done {
+                () = self.meter.hedge.notified(), if piped => {
+                    self.meter.hedged.store(false, Relaxed);
+                    return Err(Trouble::Again { why: "too slow".to_owned() });
+                }
+                (done, partial) = &mut second, if !piped && !second_failed => match done {
                     Ok(()) => {
                         let loser = std::mem::replace(&mut *self.job.partial(), partial);
                         attempt.waste(loser.len());
@@ -328,6 +376,9 @@ impl Errand<'_> {
     /// Holds the whole span against its digest, if it has one.
     fn prove(&self, facts: &FileFacts, resolved: &Resolved) -> Result<Arrived, HubError> {
         let mut partial = self.job.partial();
+        if partial.pipe.is_some() {
+            return Ok(self.arrived(Vec::new(), Digest([0; 32])));
+        }
         let sum = partial.digest();
         let Some(expected) = self.digest(facts).filter(|expected| *expected != sum) else {
             let bytes = std::mem::take(&mut *partial).bytes;

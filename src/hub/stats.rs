@@ -19,6 +19,12 @@ pub struct HubStats {
     pub meta_bytes: u64,
     /// Span bytes a second, lately.
     pub bytes_per_s: u64,
+    /// The limit of bytes a second, if one is set.
+    pub rate_max: Option<u64>,
+    /// The limit of bytes in all, if one is set.
+    pub bytes_max: Option<u64>,
+    /// Bytes that count against it: bodies of every kind that came over the network.
+    pub counted_bytes: u64,
     /// Spans in flight.
     pub lanes: usize,
     /// Spans waiting for a lane.
@@ -27,6 +33,8 @@ pub struct HubStats {
     pub retries: u64,
     /// Second requests for slow spans.
     pub hedges: u64,
+    /// Seconds by which a hub's clock was last seen ahead of this machine's.
+    pub clock_ahead: Option<i64>,
     /// The same, source by source, in the order of the options.
     pub sources: Vec<SourceStats>,
 }

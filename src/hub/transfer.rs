@@ -3,6 +3,10 @@
 //! The HTTP library calls a body that ended early a success if no length was declared, and never
 //! notices one that drips. So nothing here believes in success: a span is done when its last byte
 //! was counted.
+//!
+//! What continues a prefix is held against the validator of the prefix by comparing the tags of the
+//! replies. `If-Range` would let the server compare instead; a server that does not know it answers
+//! with the whole file, and one that ignores it has to be checked all the same.
 
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -289,7 +293,12 @@ impl Attempt<'_> {
         partial: &Mutex<Partial>,
     ) -> Result<(), Trouble> {
         let whole = usize::try_from(self.span.range.len()).unwrap_or(usize::MAX);
-        {
+        let pipe = lock(partial).pipe.clone();
+        if lock(partial).void {
+            let why = "its beginning was handed on already".to_owned();
+            return Err(Trouble::Again { why });
+        }
+        if pipe.is_none() {
             let mut partial = lock(partial);
             let missing = whole.saturating_sub(partial.bytes.len());
             // The span's length is ours, not the server's; still it may not fit.
@@ -319,7 +328,14 @@ impl Attempt<'_> {
             }
             let used = arrived.min(missing);
             #[expect(clippy::cast_possible_truncation, reason = "no longer than the chunk")]
-            lock(partial).add(&chunk[..used as usize]);
+            let chunk = chunk.slice(..used as usize);
+            match &pipe {
+                None => lock(partial).add(&chunk),
+                Some(pipe) => {
+                    pipe.push(chunk, &self.source.name).await;
+                    lock(partial).streamed += used;
+                }
+            }
             missing -= used;
         }
         if body.cut {

@@ -14,7 +14,7 @@ use std::arch::aarch64::*;
 use super::chunks::{chunks_of, in_order, padded, rows_of, split, whole};
 use super::matrix::{Matrix, Weights};
 use super::mxfp4::{BF16_TABLES, BLOCK};
-use super::twin::{Format, Packed, TILE_OUTPUTS, Twin};
+use super::twin::{Format, Packed, TILE_OUTPUTS, TileSize, Twin};
 
 /// Proof that this CPU has Advanced SIMD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,12 +65,12 @@ impl Twin for Neon {
         unsafe { decode(w, row, first, out) }
     }
 
-    fn tile(self, rows: usize, cols: usize, x: &[f32], panel: &[f32], sums: &mut [f32]) {
+    fn tile(self, size: TileSize, x: &[f32], panel: &[f32], sums: &mut [f32]) {
         // SAFETY: `self` exists, so `detect` found NEON.
-        unsafe { tile_of(rows, cols, x, panel, sums) }
+        unsafe { tile_of(size, x, panel, sums) }
     }
 
-    fn add_up(self, sums: &[f32], out: &mut [f32]) {
+    fn add_up(self, sums: &[f32], out: &mut [f32; TILE_OUTPUTS]) {
         // SAFETY: `self` exists, so `detect` found NEON.
         unsafe { add_up(sums, out) }
     }
@@ -272,19 +272,20 @@ fn decode(w: Matrix<'_>, row: usize, first: usize, out: &mut [f32]) {
 }
 
 #[target_feature(enable = "neon")]
-fn tile_of(rows: usize, cols: usize, x: &[f32], panel: &[f32], sums: &mut [f32]) {
-    match rows {
-        1 => tile::<1>(cols, x, panel, sums),
-        2 => tile::<2>(cols, x, panel, sums),
-        3 => tile::<3>(cols, x, panel, sums),
-        4 => tile::<4>(cols, x, panel, sums),
-        5 => tile::<5>(cols, x, panel, sums),
-        _ => tile::<6>(cols, x, panel, sums),
+fn tile_of(size: TileSize, x: &[f32], panel: &[f32], sums: &mut [f32]) {
+    match size.rows {
+        1 => tile::<1>(size, x, panel, sums),
+        2 => tile::<2>(size, x, panel, sums),
+        3 => tile::<3>(size, x, panel, sums),
+        4 => tile::<4>(size, x, panel, sums),
+        5 => tile::<5>(size, x, panel, sums),
+        _ => tile::<6>(size, x, panel, sums),
     }
 }
 
 #[target_feature(enable = "neon")]
-fn tile<const M: usize>(cols: usize, x: &[f32], panel: &[f32], sums: &mut [f32]) {
+fn tile<const M: usize>(size: TileSize, x: &[f32], panel: &[f32], sums: &mut [f32]) {
+    let cols = size.cols;
     let (x, w) = (
         split::<LANES, M>(x, cols),
         split::<LANES, TILE_OUTPUTS>(panel, cols),
@@ -293,9 +294,11 @@ fn tile<const M: usize>(cols: usize, x: &[f32], panel: &[f32], sums: &mut [f32])
     let (sums, _) = sums.as_chunks_mut::<TILE_OUTPUTS>();
     let sums: &mut [_; M] = sums.first_chunk_mut().expect("a tile's sums");
     let mut held = [[vdupq_n_f32(0.0); TILE_OUTPUTS]; M];
-    for m in 0..M {
-        for r in 0..TILE_OUTPUTS {
-            held[m][r] = load(&sums[m][r]);
+    if !size.fresh {
+        for m in 0..M {
+            for r in 0..TILE_OUTPUTS {
+                held[m][r] = load(&sums[m][r]);
+            }
         }
     }
     for i in 0..cols / LANES {
@@ -318,7 +321,7 @@ fn tile<const M: usize>(cols: usize, x: &[f32], panel: &[f32], sums: &mut [f32])
 }
 
 #[target_feature(enable = "neon")]
-fn add_up(sums: &[f32], out: &mut [f32]) {
+fn add_up(sums: &[f32], out: &mut [f32; TILE_OUTPUTS]) {
     for (sums, out) in sums.as_chunks::<LANES>().0.iter().zip(out) {
         *out = total(load(sums));
     }

@@ -143,6 +143,20 @@ impl<'a> Matrix<'a> {
         }
     }
 
+    /// Where some columns of a row lie: weights or codes, and scales. Columns are whole blocks.
+    pub(super) fn bytes_of(&self, row: usize, cols: Range<usize>) -> [&'a [u8]; 2] {
+        let from = row * self.cols;
+        let cut = |bytes: &'a [u8], size: usize, values: usize| {
+            let at = |col: usize| (from + col) * size / values;
+            &bytes[at(cols.start)..at(cols.end)]
+        };
+        match self.weights {
+            Weights::Bf16(bytes) => [cut(bytes, 2, 1), &[]],
+            Weights::F32(bytes) => [cut(bytes, 4, 1), &[]],
+            Weights::Mxfp4 { codes, scales } => [cut(codes, 1, 2), cut(scales, 1, BLOCK)],
+        }
+    }
+
     /// Decodes one row into `out` `[cols]`: the embedding's lookup.
     ///
     /// # Panics

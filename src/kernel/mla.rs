@@ -4,6 +4,8 @@
 //! head: 576 values instead of 30,720 in K3. Queries are carried into the latent space, and the
 //! weighted latent back out of it.
 
+use std::sync::Arc;
+
 use super::lanes::{add_scaled, dot};
 use super::math::exp;
 use super::matrix::Matrix;
@@ -39,7 +41,7 @@ impl MlaShape {
 /// `[BLOCK, rank + rope]`, the normalised latent before the shared key part.
 #[derive(Clone, Copy, Debug)]
 pub struct LatentView<'a> {
-    blocks: &'a [Box<[f32]>],
+    blocks: &'a [Arc<[f32]>],
     width: usize,
 }
 
@@ -51,7 +53,7 @@ impl<'a> LatentView<'a> {
     ///
     /// If a block has another size than `BLOCK · width`.
     #[track_caller]
-    pub fn new(blocks: &'a [Box<[f32]>], width: usize) -> Self {
+    pub fn new(blocks: &'a [Arc<[f32]>], width: usize) -> Self {
         assert!(
             blocks.iter().all(|b| b.len() == BLOCK * width),
             "blocks of {BLOCK} by {width}"

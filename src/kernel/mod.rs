@@ -47,6 +47,12 @@ mod twin;
 )]
 mod x86;
 
+/// The version of this room's arithmetic: one more whenever a change may change a bit of any result.
+///
+/// Together with the instruction set it names what a saved state was computed by: only the same of
+/// both continues it exactly.
+pub const VERSION: u32 = 1;
+
 pub use act::Activation;
 pub use isa::Isa;
 pub use matrix::Matrix;

@@ -9,6 +9,7 @@
 //!   over it; arithmetic is the limit.
 
 use std::cell::Cell;
+use std::ops::Range;
 
 use super::matrix::{Matrix, Weights};
 use super::pool::Kernel;
@@ -42,6 +43,17 @@ impl Format {
     }
 }
 
+/// What a tile multiplies.
+#[derive(Clone, Copy)]
+pub(super) struct TileSize {
+    /// Rows of `x`, at most `TILE_ROWS`.
+    pub(super) rows: usize,
+    /// Columns, whole chunks.
+    pub(super) cols: usize,
+    /// Whether the sums begin here, whatever is in their memory.
+    pub(super) fresh: bool,
+}
+
 /// A vector instruction set's part.
 pub(super) trait Twin: Copy + Send + Sync {
     /// Partial sums of an output.
@@ -65,12 +77,17 @@ pub(super) trait Twin: Copy + Send + Sync {
     /// last; `first` and the length of `out` are multiples of the chunk.
     fn decode(self, w: Matrix<'_>, row: usize, first: usize, out: &mut [f32]);
 
-    /// Adds to the partial sums `[rows, TILE_OUTPUTS, LANES]` the products of `rows` rows of `x`
-    /// with `TILE_OUTPUTS` rows of a panel, `cols` values each, one row after another.
-    fn tile(self, rows: usize, cols: usize, x: &[f32], panel: &[f32], sums: &mut [f32]);
+    /// Adds to the partial sums `[rows, TILE_OUTPUTS, LANES]`, or to zeros where they are `fresh`, the
+    /// products of the tile's rows of `x` with `TILE_OUTPUTS` rows of a panel, one row after another.
+    fn tile(self, size: TileSize, x: &[f32], panel: &[f32], sums: &mut [f32]);
 
-    /// Adds up the partial sums of each of `out`, as the few-row path does.
-    fn add_up(self, sums: &[f32], out: &mut [f32]);
+    /// Adds up the partial sums of `TILE_OUTPUTS` outputs, each as the few-row path does.
+    fn add_up(self, sums: &[f32], out: &mut [f32; TILE_OUTPUTS]);
+
+    /// Asks the memory for bytes that will be decoded soon.
+    fn ask(self, bytes: &[u8]) {
+        let _ = bytes;
+    }
 }
 
 /// Activations in the order of a format's decoding, padded with zeros to whole chunks.
@@ -82,6 +99,43 @@ pub(super) struct Packed {
     cols: usize,
     /// Columns of a block: `[blocks, n, block]`, so that a tile's rows lie side by side.
     block: usize,
+    /// Whether every value is 0 or of ordinary size; see [`tame`].
+    tame: bool,
+}
+
+/// Whether every value is 0 or between 2^-50 and 2^40 in size.
+///
+/// Then, under scales of a [`tame_scales`] row, no product and no partial sum leaves the normal range
+/// of f32, whether it is held as it is or divided by one of the scales: every one is a multiple of
+/// 2^-74 times the smallest scale, and below `cols` · 2^43 times the largest. So both ways round alike.
+fn tame(x: &[f32]) -> bool {
+    const LEAST: u32 = (127 - 50) << 23;
+    const MOST: u32 = (127 + 40) << 23;
+    let wild = |x: &f32| {
+        let size = x.to_bits() << 1 >> 1;
+        u32::from(size.wrapping_sub(LEAST) > MOST - LEAST) & u32::from(size != 0)
+    };
+    x.iter().fold(0, |any, x| any | wild(x)) == 0
+}
+
+/// Whether the scale bytes of some rows lie close together and far from the ends of their range: at
+/// most 2^40 apart, from 2^-50 to 2^60.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(super) fn tame_scales(scales: &[u8]) -> bool {
+    let (mut least, mut most) = ([u8::MAX; 32], [0; 32]);
+    let (whole, rest) = scales.as_chunks::<32>();
+    for chunk in whole {
+        for i in 0..32 {
+            least[i] = least[i].min(chunk[i]);
+            most[i] = most[i].max(chunk[i]);
+        }
+    }
+    let ends = |ends: (u8, u8), b: &u8| (ends.0.min(*b), ends.1.max(*b));
+    let least = least.iter().fold(u8::MAX, |a, b| a.min(*b));
+    let most = most.iter().fold(0, |a, b| a.max(*b));
+    let (least, most) = rest.iter().fold((least, most), ends);
+    least >= 127 - 50 && most <= 127 + 60 && most - least <= 40
 }
 
 impl Packed {
@@ -95,6 +149,7 @@ impl Packed {
             n,
             cols,
             block,
+            tame: Format::of(w) == Format::Mxfp4 && n <= T::FEW && tame(x),
         };
         let in_order = order.iter().enumerate().all(|(p, &c)| p == usize::from(c));
         let out = packed.values.get(n * cols);
@@ -127,6 +182,13 @@ impl Packed {
     /// Rows.
     pub(super) fn n(&self) -> usize {
         self.n
+    }
+
+    /// Whether sums may be held divided by a row's scales; asked of few rows of MXFP4 alone.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    pub(super) fn tame(&self) -> bool {
+        self.tame
     }
 
     /// All rows, where blocks are whole rows.
@@ -167,7 +229,10 @@ impl Aligned {
     /// `len` values, whatever they were.
     fn get(&mut self, len: usize) -> &mut [f32] {
         const LINE: usize = 64;
-        self.values.resize(len + LINE / size_of::<f32>(), 0.0);
+        let values = len + LINE / size_of::<f32>();
+        if self.values.len() < values {
+            self.values.resize(values, 0.0);
+        }
         // `usize::MAX` where the address cannot be known (under Miri): alignment is only speed.
         self.first = self
             .values
@@ -219,17 +284,14 @@ pub(super) fn product<T: Twin>(
 fn many<T: Twin>(twin: T, w: Matrix<'_>, x: &Packed, y: &mut [&mut [f32]]) {
     let mut scratch = SCRATCH.take();
     for first in (0..w.rows()).step_by(PANEL) {
-        let outputs = PANEL.min(w.rows() - first);
+        let outputs = |first: usize| first..w.rows().min(first + PANEL);
+        let panel = Panel {
+            w: w.slice(outputs(first)),
+            first,
+            next: w.slice(outputs(w.rows().min(first + PANEL))),
+        };
         for (held, y) in y.chunks_mut(ROWS_HELD).enumerate() {
-            panel(
-                twin,
-                w.slice(first..first + outputs),
-                x,
-                held * ROWS_HELD,
-                first,
-                y,
-                &mut scratch,
-            );
+            panel.product(twin, x, held * ROWS_HELD, y, &mut scratch);
         }
     }
     SCRATCH.set(Scratch {
@@ -238,53 +300,98 @@ fn many<T: Twin>(twin: T, w: Matrix<'_>, x: &Packed, y: &mut [&mut [f32]]) {
     });
 }
 
-/// At most [`PANEL`] outputs of at most [`ROWS_HELD`] rows, from row `held` of `x` on.
-fn panel<T: Twin>(
-    twin: T,
-    w: Matrix<'_>,
-    x: &Packed,
-    held: usize,
+/// At most [`PANEL`] outputs.
+struct Panel<'a> {
+    w: Matrix<'a>,
+    /// Which output of the product the first row of `w` is.
     first: usize,
-    y: &mut [&mut [f32]],
-    scratch: &mut Scratch,
-) {
-    let outputs = w.rows().next_multiple_of(TILE_OUTPUTS);
-    let Scratch { panel, sums, .. } = scratch;
-    let tile = TILE_OUTPUTS * T::LANES;
-    let sums = sums.get(y.len() * outputs * T::LANES);
-    sums.fill(0.0);
-    for b in 0..x.cols.div_ceil(x.block) {
-        let (start, cols) = (b * x.block, x.width(b));
-        let panel = panel.get(outputs * cols);
-        for (row, out) in panel.chunks_mut(cols).enumerate() {
-            if row < w.rows() {
-                twin.decode(w, row, start, out);
-            } else {
-                out.fill(0.0);
+    /// The panel after this one; without rows behind the last.
+    next: Matrix<'a>,
+}
+
+impl Panel<'_> {
+    /// The outputs of at most [`ROWS_HELD`] rows, from row `held` of `x` on.
+    fn product<T: Twin>(
+        &self,
+        twin: T,
+        x: &Packed,
+        held: usize,
+        y: &mut [&mut [f32]],
+        scratch: &mut Scratch,
+    ) {
+        let outputs = self.w.rows().next_multiple_of(TILE_OUTPUTS);
+        let Scratch { panel, sums, .. } = scratch;
+        let tile = TILE_OUTPUTS * T::LANES;
+        let sums = sums.get(y.len() * outputs * T::LANES);
+        let blocks = x.cols.div_ceil(x.block);
+        for b in 0..blocks {
+            let (start, cols) = (b * x.block, x.width(b));
+            let panel = panel.get(outputs * cols);
+            for (row, out) in panel.chunks_mut(cols).enumerate() {
+                if row < self.w.rows() {
+                    twin.decode(self.w, row, start, out);
+                } else {
+                    out.fill(0.0);
+                }
+            }
+            let soon = match b + 1 < blocks {
+                true => (self.w, start + cols),
+                false => (self.next, 0),
+            };
+            let (x, block) = (x.rows_of_block(b, held), x.block);
+            let tiles = y.len().div_ceil(T::TILE_ROWS);
+            let rows = sums.chunks_mut(T::TILE_ROWS * outputs * T::LANES);
+            for (at, (x, sums)) in x.chunks(T::TILE_ROWS * cols).zip(rows).enumerate() {
+                ask_part(twin, soon, block, at..at + 1, tiles);
+                let size = TileSize {
+                    rows: sums.len() / (outputs * T::LANES),
+                    cols,
+                    fresh: b == 0,
+                };
+                let tiles = panel
+                    .chunks(TILE_OUTPUTS * cols)
+                    .zip(sums.chunks_mut(size.rows * tile));
+                for (panel, sums) in tiles {
+                    twin.tile(size, x, panel, sums);
+                }
             }
         }
-        let x = x.rows_of_block(b, held);
-        let rows = sums.chunks_mut(T::TILE_ROWS * outputs * T::LANES);
-        for (x, sums) in x.chunks(T::TILE_ROWS * cols).zip(rows) {
-            let rows = sums.len() / (outputs * T::LANES);
-            let tiles = panel
-                .chunks(TILE_OUTPUTS * cols)
-                .zip(sums.chunks_mut(rows * tile));
-            for (panel, sums) in tiles {
-                twin.tile(rows, cols, x, panel, sums);
+        self.add_up(twin, sums, y);
+    }
+
+    /// Adds up the partial sums of every output.
+    fn add_up<T: Twin>(&self, twin: T, sums: &[f32], y: &mut [&mut [f32]]) {
+        let outputs = self.w.rows().next_multiple_of(TILE_OUTPUTS);
+        let tile = TILE_OUTPUTS * T::LANES;
+        let mut totals = [0.0; TILE_OUTPUTS];
+        let rows = sums.chunks(T::TILE_ROWS * outputs * T::LANES);
+        for (y, sums) in y.chunks_mut(T::TILE_ROWS).zip(rows) {
+            for (at, sums) in sums.chunks(y.len() * tile).enumerate() {
+                let at = at * TILE_OUTPUTS;
+                let count = TILE_OUTPUTS.min(self.w.rows() - at);
+                let first = self.first + at;
+                for (y, sums) in y.iter_mut().zip(sums.chunks(tile)) {
+                    twin.add_up(sums, &mut totals);
+                    y[first..first + count].copy_from_slice(&totals[..count]);
+                }
             }
         }
     }
-    let mut totals = [0.0; TILE_OUTPUTS];
-    let rows = sums.chunks(T::TILE_ROWS * outputs * T::LANES);
-    for (y, sums) in y.chunks_mut(T::TILE_ROWS).zip(rows) {
-        for (at, sums) in sums.chunks(y.len() * tile).enumerate() {
-            let at = at * TILE_OUTPUTS;
-            let count = TILE_OUTPUTS.min(w.rows() - at);
-            for (y, sums) in y.iter_mut().zip(sums.chunks(tile)) {
-                twin.add_up(sums, &mut totals);
-                y[first + at..first + at + count].copy_from_slice(&totals[..count]);
-            }
+}
+
+/// Asks for a part of the next block's weights: decoding it would otherwise wait for memory at every
+/// row, as each lies a row's length from the one before.
+fn ask_part<T: Twin>(
+    twin: T,
+    (w, start): (Matrix<'_>, usize),
+    cols: usize,
+    part: Range<usize>,
+    parts: usize,
+) {
+    let cols = start..w.cols().min(start + cols);
+    for row in part.start * w.rows() / parts..part.end * w.rows() / parts {
+        for bytes in w.bytes_of(row, cols.clone()) {
+            twin.ask(bytes);
         }
     }
 }

@@ -45,6 +45,9 @@ pub enum ModelError {
         /// The expert.
         key: ExpertKey,
     },
+    /// Everybody whose rows were in the sweep has left it.
+    #[error("nobody waits for the sweep any more")]
+    Abandoned,
     /// The supply brought what nobody asked for, or brought it twice.
     #[error("{key} came without being asked for")]
     ExpertUnasked {
@@ -64,6 +67,7 @@ impl ModelError {
             ModelError::ExpertLength { .. } => {
                 "remove the file of that expert, and it is fetched again"
             }
+            ModelError::Abandoned => "ask again",
             ModelError::ExpertMissing { .. } | ModelError::ExpertUnasked { .. } => {
                 "this is a bug in the supply of experts, not in your files: please report it"
             }

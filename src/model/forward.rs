@@ -7,13 +7,14 @@ use std::sync::OnceLock;
 use crate::checkpoint::Ffn;
 use crate::checkpoint::Spec;
 use crate::kernel::Kernel;
-use crate::kernel::Matrix;
 use crate::kernel::mix;
 use crate::kernel::norm;
 use crate::model::error::ModelError;
 use crate::model::kda;
 use crate::model::mla;
 use crate::model::moe;
+use crate::model::order::EMBEDDING;
+use crate::model::order::HEAD;
 use crate::model::pass::Pass;
 use crate::model::pass::Run;
 use crate::model::pass::Scratch;
@@ -24,6 +25,7 @@ use crate::model::ports::Waited;
 use crate::model::ports::Watch;
 use crate::model::rows::LayerRoutes;
 use crate::model::rows::Row;
+use crate::model::rows::Shared;
 use crate::model::rows::Sweep;
 use crate::model::sequence::Sequence;
 use crate::model::weights::AttentionVectors;
@@ -64,21 +66,15 @@ impl Model {
         &self.kernel
     }
 
-    /// Passes `rows` through all layers. Each row is the next token of its sequence; afterwards the sequences have
-    /// taken them in.
-    ///
-    /// Rows of one sequence stand together and in position order; a sequence may have none. Supplies are called on one
-    /// of the kernel's threads and may block it: what brings the weights has to run on others.
+    /// The same as [`Model::sweep_shared`], for those who want all or nothing.
     ///
     /// # Errors
     ///
-    /// The supplies' own, and [`ModelError`]. A token outside the vocabulary is found first and harms nothing; after
-    /// any other error the sequences that have rows are [`Sequence::poisoned`].
+    /// As there; also where some sequences could have gone on.
     ///
     /// # Panics
     ///
-    /// If a row names no sequence, rows of one sequence stand apart, or a sequence with rows is poisoned or was made
-    /// for another spec.
+    /// As there.
     pub fn sweep<C, X, E>(
         &self,
         core: &C,
@@ -92,6 +88,49 @@ impl Model {
         X: ExpertSupply<Error = E>,
         E: From<ModelError> + Send,
     {
+        let shared = self.sweep_shared(core, experts, sequences, rows, watch)?;
+        if shared.lost.is_empty() {
+            return Ok(shared.sweep);
+        }
+        for row in rows {
+            sequences[row.sequence].poisoned = true;
+        }
+        Err(shared
+            .failure
+            .unwrap_or_else(|| ModelError::Abandoned.into()))
+    }
+
+    /// Passes `rows` through all layers. Each row is the next token of its sequence; afterwards the sequences have
+    /// taken them in.
+    ///
+    /// What happens to one sequence harms no other: where an expert does not come, the sequences that need it are lost
+    /// and the others go on; see [`Shared`].
+    ///
+    /// Rows of one sequence stand together and in position order; a sequence may have none. Supplies are called on one
+    /// of the kernel's threads and may block it: what brings the weights has to run on others.
+    ///
+    /// # Errors
+    ///
+    /// The supplies' own, and [`ModelError`]. A token outside the vocabulary is found first and harms nothing; after
+    /// any other error the sequences that have rows are [`Sequence::poisoned`].
+    ///
+    /// # Panics
+    ///
+    /// If a row names no sequence, rows of one sequence stand apart, or a sequence with rows is poisoned or was made
+    /// for another spec.
+    pub fn sweep_shared<C, X, E>(
+        &self,
+        core: &C,
+        experts: &X,
+        sequences: &mut [&mut Sequence],
+        rows: &[Row],
+        watch: &mut dyn Watch,
+    ) -> Result<Shared<E>, E>
+    where
+        C: CoreSupply<Error = E>,
+        X: ExpertSupply<Error = E>,
+        E: From<ModelError> + Send,
+    {
         let vocab = self.spec.vocab;
         if let Some(row) = rows.iter().find(|row| row.token as usize >= vocab) {
             let token = row.token;
@@ -99,31 +138,49 @@ impl Model {
         }
         let runs = runs(&self.spec, sequences, rows);
         if runs.is_empty() {
-            return Ok(Sweep::default());
+            return Ok(Shared {
+                sweep: Sweep::default(),
+                lost: Vec::new(),
+                failure: None,
+            });
         }
         // From here on a sequence is only whole again when all layers have taken its rows in.
         for run in &runs {
             sequences[run.sequence].poisoned = true;
         }
-        let sweep = self.kernel.install(|| {
-            let pass = Pass::new(&self.spec, &self.kernel, &runs, watch);
-            self.run(pass, core, experts, sequences, rows)
-        })?;
-        for run in &runs {
+        let swept = self.kernel.install(|| {
+            let mut pass = Pass::new(&self.spec, &self.kernel, &runs, watch);
+            let mut failure = None;
+            let sweep = self.run(&mut pass, core, experts, sequences, rows, &mut failure)?;
+            Ok((sweep, pass.lost, failure))
+        });
+        // What a lease could not show is missing to the pass; the supply knows better.
+        let (sweep, lost, failure) = swept.map_err(|error| core.failure().unwrap_or(error))?;
+        let mut gone = Vec::new();
+        for (run, lost) in runs.iter().zip(lost) {
             let sequence = &mut sequences[run.sequence];
-            sequence.len += run.rows.len();
-            sequence.poisoned = false;
+            if lost {
+                gone.push(run.sequence);
+            } else {
+                sequence.len += run.rows.len();
+                sequence.poisoned = false;
+            }
         }
-        Ok(sweep)
+        Ok(Shared {
+            sweep,
+            lost: gone,
+            failure,
+        })
     }
 
     fn run<C, X, E>(
         &self,
-        mut pass: Pass<'_>,
+        pass: &mut Pass<'_>,
         core: &C,
         experts: &X,
         sequences: &mut [&mut Sequence],
         rows: &[Row],
+        failure: &mut Option<E>,
     ) -> Result<Sweep, E>
     where
         C: CoreSupply<Error = E>,
@@ -134,7 +191,7 @@ impl Model {
             let lease = pass.wait(Waited::Core, || core.core(CorePart::Top))?;
             let part = CorePart::Top;
             self.embed(
-                &mut pass,
+                pass,
                 &Weights {
                     lease: &lease,
                     part,
@@ -146,6 +203,12 @@ impl Model {
         let mut routes = Vec::new();
         for layer in (0u16..).take(self.spec.layers.len()) {
             pass.watch.layer(layer);
+            pass.let_go();
+            if pass.all_lost() {
+                return Err(failure
+                    .take()
+                    .unwrap_or_else(|| ModelError::Abandoned.into()));
+            }
             pass.layer = Some(layer);
             let part = CorePart::Layer(layer);
             let lease = pass.wait(Waited::Core, || core.core(part))?;
@@ -153,7 +216,8 @@ impl Model {
                 lease: &lease,
                 part,
             };
-            let chosen = self.layer(&mut pass, &w, experts, sequences, &mut h, &mut blocks)?;
+            let chosen =
+                self.layer(pass, &w, (experts, failure), sequences, &mut h, &mut blocks)?;
             routes.extend(chosen);
         }
         pass.layer = None;
@@ -161,7 +225,7 @@ impl Model {
             let lease = pass.wait(Waited::Core, || core.core(CorePart::Top))?;
             let part = CorePart::Top;
             self.head(
-                &mut pass,
+                pass,
                 &Weights {
                     lease: &lease,
                     part,
@@ -184,17 +248,16 @@ impl Model {
         rows: &[Row],
     ) -> Result<Scratch, ModelError> {
         let hidden = self.spec.hidden;
-        let table = self.table(w, "model.embed_tokens.weight")?;
+        let tokens: Vec<usize> = rows.iter().map(|row| row.token as usize).collect();
+        let mut bytes = Vec::new();
+        // Rows, not the table: the table is gigabytes, and a token needs one row of it.
+        let table = w.rows(EMBEDDING, &tokens, hidden, &mut bytes)?;
         let mut h = pass.take(pass.n * hidden);
-        for (row, h) in rows.iter().zip(h.chunks_mut(hidden)) {
-            table.read_row(row.token as usize, h);
+        for (row, h) in h.chunks_mut(hidden).enumerate() {
+            table.read_row(row, h);
         }
         pass.tap("embed", &h);
         Ok(h)
-    }
-
-    fn table<'a>(&self, w: &Weights<'a>, name: &str) -> Result<Matrix<'a>, ModelError> {
-        w.matrix(name, self.spec.vocab, self.spec.hidden)
     }
 
     /// One layer. `h` `[n, hidden]` is the running sum; with an attention residual, `blocks` are the sums it was
@@ -203,7 +266,7 @@ impl Model {
         &self,
         pass: &mut Pass<'_>,
         w: &Weights<'_>,
-        experts: &X,
+        (experts, failure): (&X, &mut Option<E>),
         sequences: &mut [&mut Sequence],
         h: &mut Scratch,
         blocks: &mut Vec<Scratch>,
@@ -249,7 +312,7 @@ impl Model {
         let (y, routes) = match self.spec.layers[usize::from(layer)].ffn {
             Ffn::Dense => (pass.mlp(w, "mlp", self.spec.dense_inner, &x)?, None),
             Ffn::Moe => {
-                let (y, routes) = moe::experts(pass, w, vectors, experts, layer, &x)?;
+                let (y, routes) = moe::experts(pass, w, vectors, experts, layer, &x, failure)?;
                 (y, Some(routes))
             }
         };
@@ -289,12 +352,7 @@ impl Model {
                 self.top.get_or_init(|| top)
             }
         };
-        let head = if self.spec.tied {
-            "model.embed_tokens.weight"
-        } else {
-            "lm_head.weight"
-        };
-        let head = self.table(w, head)?;
+        let head = if self.spec.tied { EMBEDDING } else { HEAD };
         let asked = |values: &[f32]| {
             let rows = rows.iter().zip(values.chunks(self.spec.hidden));
             let asked = rows.filter(|(row, _)| row.logits);
@@ -317,7 +375,12 @@ impl Model {
         norm::rms_norm_in_place(pass.kernel, &mut x, &top.norm, self.spec.eps);
         pass.tap("final_norm", &x);
         let mut logits = vec![0.0; x.len() / self.spec.hidden * self.spec.vocab];
-        self.kernel.matmul(head, &x, &mut logits);
+        let shape = (self.spec.vocab, self.spec.hidden);
+        w.runs(&[head], shape, |run, parts| {
+            pass.outputs(shape.0, run, &mut logits, |y| {
+                self.kernel.matmul(parts[0], &x, y);
+            });
+        })?;
         Ok(logits)
     }
 }

@@ -35,6 +35,7 @@ pub(super) fn experts<X, E>(
     supply: &X,
     layer: u16,
     x: &[f32],
+    failure: &mut Option<E>,
 ) -> Result<(Scratch, LayerRoutes), E>
 where
     X: ExpertSupply<Error = E>,
@@ -45,7 +46,7 @@ where
     };
     let (hidden, width) = (pass.spec.hidden, pass.spec.expert_width());
     let routes = routes(pass, w, vectors, moe, layer, x)?;
-    let plan = Plan::new(moe, layer, &routes.experts);
+    let plan = Plan::new(moe, layer, &routes.experts, &pass.lost_rows());
     let arrivals = supply.request(&plan.keys);
 
     let latent = match moe.latent {
@@ -65,8 +66,21 @@ where
         }
     };
 
+    // Of each expert, whether it was asked for and has not come.
+    let mut waiting = vec![false; moe.experts];
+    for key in &plan.keys {
+        waiting[usize::from(key.expert)] = true;
+    }
     let mut slots = pass.take(pass.n * moe.top_k * width);
-    compute(pass, &plan, arrivals, input, &mut slots)?;
+    if let Err(error) = compute(pass, &plan, &mut waiting, arrivals, input, &mut slots) {
+        lose(
+            pass,
+            &plan,
+            |place| waiting[usize::from(routes.experts[place])],
+            error,
+            failure,
+        )?;
+    }
     let mut sum = pass.take(pass.n * width);
     combine(&routes.weights, &slots, moe.top_k, width, &mut sum);
     pass.tap("moe_sum", &sum);
@@ -153,7 +167,8 @@ fn choices(moe: &MoeSpec, logits: &[f32], bias: &[f32]) -> Vec<f32> {
 
 /// Which rows go to which expert.
 struct Plan {
-    /// Every expert that some row chose, by number.
+    layer: u16,
+    /// Every expert that some row chose, those that most rows chose first.
     keys: Vec<ExpertKey>,
     /// First place in `places` of each expert of the layer, and the end.
     starts: Vec<usize>,
@@ -163,28 +178,33 @@ struct Plan {
 }
 
 impl Plan {
-    /// `chosen` is `[n, top_k]`.
-    fn new(moe: &MoeSpec, layer: u16, chosen: &[u16]) -> Plan {
+    /// `chosen` is `[n, top_k]`; what a lost row chose does not count.
+    fn new(moe: &MoeSpec, layer: u16, chosen: &[u16], lost: &[bool]) -> Plan {
+        let counts = |place: &usize| !lost[place / moe.top_k];
         let mut starts = vec![0; moe.experts + 1];
-        for &expert in chosen {
-            starts[expert as usize + 1] += 1;
+        for place in (0..chosen.len()).filter(counts) {
+            starts[chosen[place] as usize + 1] += 1;
         }
         for expert in 0..moe.experts {
             starts[expert + 1] += starts[expert];
         }
         let mut next = starts.clone();
-        let mut places = vec![0; chosen.len()];
-        for (place, &expert) in chosen.iter().enumerate() {
-            places[next[expert as usize]] = place;
-            next[expert as usize] += 1;
+        let mut places = vec![0; starts[moe.experts]];
+        for place in (0..chosen.len()).filter(counts) {
+            let expert = chosen[place] as usize;
+            places[next[expert]] = place;
+            next[expert] += 1;
         }
-        let keys = (0u16..)
+        let rows = |expert: u16| starts[expert as usize + 1] - starts[expert as usize];
+        let mut keys: Vec<ExpertKey> = (0u16..)
             .take(moe.experts)
-            .map(|expert| ExpertKey { layer, expert });
+            .filter(|expert| rows(*expert) > 0)
+            .map(|expert| ExpertKey { layer, expert })
+            .collect();
+        keys.sort_by_key(|key| (std::cmp::Reverse(rows(key.expert)), key.expert));
         Plan {
-            keys: keys
-                .filter(|key| starts[key.expert as usize] < starts[key.expert as usize + 1])
-                .collect(),
+            layer,
+            keys,
             starts,
             places,
             top_k: moe.top_k,
@@ -198,10 +218,37 @@ impl Plan {
     }
 }
 
+/// After `error`: gives up the runs that lack an expert, keeps the first error for them, and goes on with the others.
+/// An error that concerns no expert, or leaves nobody, ends the sweep.
+fn lose<E>(
+    pass: &mut Pass<'_>,
+    plan: &Plan,
+    missing: impl Fn(usize) -> bool,
+    error: E,
+    failure: &mut Option<E>,
+) -> Result<(), E> {
+    let places = plan.places.iter().filter(|place| missing(**place));
+    let mut rows: Vec<usize> = places.map(|place| place / plan.top_k).collect();
+    rows.sort_unstable();
+    for (lost, run) in pass.lost.iter_mut().zip(pass.runs) {
+        let at = rows.partition_point(|row| *row < run.rows.start);
+        *lost |= rows.get(at).is_some_and(|row| run.rows.contains(row));
+    }
+    if rows.is_empty() || pass.all_lost() {
+        return Err(failure.take().unwrap_or(error));
+    }
+    failure.get_or_insert(error);
+    Ok(())
+}
+
 /// Computes each expert as it arrives, for all rows that chose it; outputs go to `slots` `[n, top_k, width]`.
+///
+/// Where several sequences are at work, an expert that fails is skipped, and the first error is returned when the
+/// others are done.
 fn compute<L: AsRef<[u8]>, E: From<ModelError>>(
     pass: &mut Pass<'_>,
     plan: &Plan,
+    waiting: &mut [bool],
     mut arrivals: impl Iterator<Item = Result<(ExpertKey, L), E>>,
     input: &[f32],
     slots: &mut [f32],
@@ -209,17 +256,23 @@ fn compute<L: AsRef<[u8]>, E: From<ModelError>>(
     let Some(shape) = pass.spec.expert_shape() else {
         return Ok(());
     };
-    let mut waiting = plan.keys.clone();
-    while !waiting.is_empty() {
+    let mut failed = None;
+    let mut remaining = plan.keys.len();
+    while remaining > 0 {
         let arrival = pass.wait(Waited::Experts, || arrivals.next());
-        let Some(arrival) = arrival else {
-            return Err(ModelError::ExpertMissing { key: waiting[0] }.into());
+        let (key, lease) = match arrival {
+            Some(Ok(arrived)) => arrived,
+            Some(Err(error)) if pass.lost.len() > 1 => {
+                failed.get_or_insert(error);
+                continue;
+            }
+            Some(Err(error)) => return Err(error),
+            None => break,
         };
-        let (key, lease) = arrival?;
-        let Ok(at) = waiting.binary_search(&key) else {
+        let asked = key.layer == plan.layer && waiting.get(usize::from(key.expert)) == Some(&true);
+        if !asked {
             return Err(ModelError::ExpertUnasked { key }.into());
-        };
-        waiting.remove(at);
+        }
         let bytes = lease.as_ref();
         if bytes.len() != shape.bytes() {
             let (found, expected) = (bytes.len(), shape.bytes());
@@ -230,6 +283,8 @@ fn compute<L: AsRef<[u8]>, E: From<ModelError>>(
             }
             .into());
         }
+        waiting[usize::from(key.expert)] = false;
+        remaining -= 1;
         let places = plan.places(key.expert);
         let expert = ExpertWeights::view(bytes, shape);
         let mut x = pass.take(places.len() * shape.width);
@@ -248,7 +303,14 @@ fn compute<L: AsRef<[u8]>, E: From<ModelError>>(
         pass.give(product);
         pass.give(y);
     }
-    Ok(())
+    let missing = plan
+        .keys
+        .iter()
+        .find(|key| waiting[usize::from(key.expert)]);
+    match missing {
+        None => Ok(()),
+        Some(&key) => Err(failed.unwrap_or_else(|| ModelError::ExpertMissing { key }.into())),
+    }
 }
 
 /// `sum[row] = Σ_i weights[row, i] · slots[row, i]`, `i` in the router's order.

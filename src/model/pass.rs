@@ -59,6 +59,9 @@ pub(super) struct Pass<'a> {
     taps: bool,
     /// The layer at work; `None` before the first and after the last.
     pub(super) layer: Option<u16>,
+    /// Of each run, whether its rows are beyond help: an expert did not come, or nobody wants them.
+    /// They are computed along, since a row harms no other, and ask for no more experts.
+    pub(super) lost: Vec<bool>,
     free: Vec<Vec<f32>>,
 }
 
@@ -81,8 +84,30 @@ impl<'a> Pass<'a> {
             taps: watch.taps(),
             watch,
             layer: None,
+            lost: vec![false; runs.len()],
             free: Vec::new(),
         }
+    }
+
+    /// Gives up the runs that nobody wants any more.
+    pub(super) fn let_go(&mut self) {
+        for (lost, run) in self.lost.iter_mut().zip(self.runs) {
+            *lost |= self.watch.left(run.sequence);
+        }
+    }
+
+    /// Whether each row is beyond help.
+    pub(super) fn lost_rows(&self) -> Vec<bool> {
+        let mut rows = vec![false; self.n];
+        for (run, _) in self.runs.iter().zip(&self.lost).filter(|(_, lost)| **lost) {
+            rows[run.rows.clone()].fill(true);
+        }
+        rows
+    }
+
+    /// Whether nothing is left to be computed for.
+    pub(super) fn all_lost(&self) -> bool {
+        self.lost.iter().all(|lost| *lost)
     }
 
     /// Scratch for `len` values, which hold anything: whoever takes it overwrites it.
@@ -135,10 +160,33 @@ impl<'a> Pass<'a> {
         (rows, cols): (usize, usize),
         x: &[f32],
     ) -> Result<Scratch, ModelError> {
-        let matrix = w.matrix(name, rows, cols)?;
         let mut y = self.take(x.len() / cols * rows);
-        self.kernel.matmul(matrix, x, &mut y);
+        let kernel = self.kernel;
+        w.runs(&[name], (rows, cols), |run, parts| {
+            self.outputs(rows, run, &mut y, |y| kernel.matmul(parts[0], x, y));
+        })?;
         Ok(y)
+    }
+
+    /// Has `compute` make the outputs `run` of `y` `[n, width]`: in place where they lie together.
+    pub(super) fn outputs(
+        &mut self,
+        width: usize,
+        run: Range<usize>,
+        y: &mut [f32],
+        compute: impl FnOnce(&mut [f32]),
+    ) {
+        let n = y.len() / width;
+        if n <= 1 || run.len() == width {
+            compute(&mut y[run.start..run.start + n * run.len()]);
+            return;
+        }
+        let mut part = self.take(n * run.len());
+        compute(&mut part);
+        for (y, part) in y.chunks_mut(width).zip(part.chunks(run.len())) {
+            y[run.clone()].copy_from_slice(part);
+        }
+        self.give(part);
     }
 
     /// The gated MLP `stem` over `x` `[n, hidden]`, in scratch.
@@ -150,10 +198,15 @@ impl<'a> Pass<'a> {
         x: &[f32],
     ) -> Result<Scratch, ModelError> {
         let hidden = self.spec.hidden;
-        let gate = w.matrix(&format!("{stem}.gate_proj.weight"), inner, hidden)?;
-        let up = w.matrix(&format!("{stem}.up_proj.weight"), inner, hidden)?;
+        let gate = format!("{stem}.gate_proj.weight");
+        let up = format!("{stem}.up_proj.weight");
         let mut product = self.take(x.len() / hidden * inner);
-        self.kernel.gated(gate, up, self.act, x, &mut product);
+        let (kernel, act) = (self.kernel, self.act);
+        w.runs(&[&gate, &up], (inner, hidden), |run, parts| {
+            self.outputs(inner, run, &mut product, |y| {
+                kernel.gated(parts[0], parts[1], act, x, y);
+            });
+        })?;
         let down = format!("{stem}.down_proj.weight");
         let y = self.project(w, &down, (hidden, inner), &product)?;
         self.give(product);

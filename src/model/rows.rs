@@ -25,6 +25,18 @@ pub struct LayerRoutes {
     pub weights: Vec<f32>,
 }
 
+/// What a sweep of several sequences came to.
+#[derive(Debug)]
+pub struct Shared<E> {
+    /// What was computed. The values of lost sequences' rows mean nothing.
+    pub sweep: Sweep,
+    /// Sequences whose rows were lost, as an expert that they need did not come, or [`Watch::left`](super::Watch::left)
+    /// said so. They are [`Sequence::poisoned`](super::Sequence::poisoned).
+    pub lost: Vec<usize>,
+    /// The first error that lost one.
+    pub failure: Option<E>,
+}
+
 /// What a sweep computed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sweep {

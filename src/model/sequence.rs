@@ -1,11 +1,15 @@
 //! What a sequence leaves behind for its next token.
 
+use std::sync::Arc;
+
 use crate::checkpoint::Attention;
 use crate::checkpoint::Spec;
 use crate::kernel::mla::BLOCK;
 use crate::kernel::mla::LatentView;
 
 /// The state of one sequence: fixed for KDA layers, growing with each token for MLA layers.
+///
+/// A clone copies what is fixed and shares what has grown, until one of the two writes to it.
 ///
 /// Real K3 holds 465 MB a sequence and 55 kB for each of its tokens.
 #[derive(Clone, Debug)]
@@ -36,8 +40,9 @@ pub(super) struct KdaState {
 pub(super) struct Latents {
     /// `kv_rank + rope`.
     width: usize,
-    /// Each `[BLOCK, width]`: a cache grows by whole blocks, so that growing copies nothing.
-    blocks: Vec<Box<[f32]>>,
+    /// Each `[BLOCK, width]`: a cache grows by whole blocks, so that growing copies nothing. A copy
+    /// of the sequence shares them; a block is copied when one of its owners writes to it.
+    blocks: Vec<Arc<[f32]>>,
 }
 
 /// A piece of a sequence's state, for snapshots.
@@ -104,7 +109,7 @@ impl Sequence {
     }
 
     /// Whether it was made for such a model.
-    pub(super) fn fits(&self, spec: &Spec) -> bool {
+    pub fn fits(&self, spec: &Spec) -> bool {
         let fits = |(state, kind): (&LayerState, Attention)| match (state, kind) {
             (LayerState::Kda(kda), Attention::Kda) => {
                 kda.state.len() == spec.kda.width() * spec.kda.dim
@@ -130,6 +135,27 @@ impl Sequence {
         };
         let layers = spec.layers.iter();
         4 * layers.map(|kind| values(kind.attention)).sum::<u64>()
+    }
+
+    /// Blocks of the part that clones share: where each lies, as a name, and its bytes.
+    pub fn blocks(&self) -> impl Iterator<Item = (usize, u64)> {
+        let latents = self.layers.iter().filter_map(|state| match state {
+            LayerState::Mla(latents) => Some(latents),
+            LayerState::Kda(_) => None,
+        });
+        let blocks = latents.flat_map(|latents| &latents.blocks);
+        blocks.map(|block| (block.as_ptr().addr(), 4 * block.len() as u64))
+    }
+
+    /// Bytes of the part that every clone has for itself.
+    pub fn own_bytes(&self) -> u64 {
+        let values = |state: &LayerState| match state {
+            LayerState::Kda(kda) => {
+                kda.state.len() + kda.history.iter().map(Vec::len).sum::<usize>()
+            }
+            LayerState::Mla(_) => 0,
+        };
+        4 * self.layers.iter().map(values).sum::<usize>() as u64
     }
 
     /// All of the state, layer by layer, always in the same order.
@@ -169,7 +195,9 @@ impl Sequence {
                     LayerState::Mla(latents) => {
                         let used = latents.used(len);
                         let blocks = latents.blocks.iter_mut().zip(used);
-                        blocks.map(|(b, n)| ("latent", &mut b[..n])).collect()
+                        blocks
+                            .map(|(b, n)| ("latent", &mut Arc::<[f32]>::make_mut(b)[..n]))
+                            .collect()
                     }
                 };
                 let slice = move |(name, values)| Slice {
@@ -193,7 +221,7 @@ impl Latents {
     /// One position, `[kv_rank + rope]`.
     pub(super) fn at(&mut self, position: usize) -> &mut [f32] {
         let from = position % BLOCK * self.width;
-        &mut self.blocks[position / BLOCK][from..from + self.width]
+        &mut Arc::make_mut(&mut self.blocks[position / BLOCK])[from..from + self.width]
     }
 
     /// All of it, as the kernel reads it.

@@ -1,5 +1,7 @@
 //! A part's tensors as the arithmetic wants them: matrices where they lie, vectors widened once.
 
+use std::ops::Range;
+
 use crate::checkpoint::Attention;
 use crate::checkpoint::Dtype;
 use crate::checkpoint::ExpertShape;
@@ -29,10 +31,77 @@ impl<'a> Weights<'a> {
     ) -> Result<Matrix<'a>, ModelError> {
         let values = rows * cols;
         let tensor = self.tensor(name, |len| len == values, &[rows, cols])?;
-        Ok(match tensor.dtype {
-            Dtype::F32 => Matrix::f32(tensor.bytes, rows, cols),
-            _ => Matrix::bf16(tensor.bytes, rows, cols),
-        })
+        Ok(view(&tensor, rows, cols))
+    }
+
+    /// Shows the matrices `names`, all of that shape, in runs of rows: `show(rows, parts)` gets the same rows of each.
+    /// A part that lies in memory as a whole is one run.
+    pub(super) fn runs(
+        &self,
+        names: &[&str],
+        (rows, cols): (usize, usize),
+        mut show: impl FnMut(Range<usize>, &[Matrix<'_>]),
+    ) -> Result<(), ModelError> {
+        let mut next = 0;
+        let mut wrong = None;
+        let found = self.lease.runs(names, &mut |first, parts| {
+            if wrong.is_some() || first != next {
+                wrong.get_or_insert_with(|| format!("rows from {first} after row {next}"));
+                return;
+            }
+            let views = parts.iter().map(|part| run(part, cols, rows - next));
+            match views.collect::<Result<Vec<Matrix<'_>>, String>>() {
+                Ok(views) if !views.is_empty() => {
+                    next += views[0].rows();
+                    show(first..next, &views);
+                }
+                Ok(_) => wrong = Some("nothing".to_owned()),
+                Err(found) => wrong = Some(found),
+            }
+        });
+        let wrong = match found {
+            None => Some("missing".to_owned()),
+            Some(()) if next != rows => wrong.or_else(|| Some(format!("{next} rows"))),
+            Some(()) => wrong,
+        };
+        match wrong {
+            None => Ok(()),
+            Some(found) => Err(ModelError::Core {
+                part: self.part,
+                tensor: names.join(", "),
+                found,
+                expected: format!("BF16 or F32 [{rows}, {cols}]"),
+            }),
+        }
+    }
+
+    /// The rows `rows` of the matrix `name`, each `cols` wide, copied into `bytes`.
+    pub(super) fn rows<'b>(
+        &self,
+        name: &str,
+        rows: &[usize],
+        cols: usize,
+        bytes: &'b mut Vec<u8>,
+    ) -> Result<Matrix<'b>, ModelError> {
+        let wrong = |found: String| ModelError::Core {
+            part: self.part,
+            tensor: name.to_owned(),
+            found,
+            expected: format!("BF16 or F32 rows of {cols}"),
+        };
+        let found = self.lease.rows(name, rows, bytes);
+        let dtype = found.ok_or_else(|| wrong("missing".to_owned()))?;
+        let size = bytes_of(dtype).ok_or_else(|| wrong(dtype.name().to_owned()))?;
+        if bytes.len() != rows.len() * cols * size {
+            let len = bytes.len();
+            return Err(wrong(format!("{len} bytes for {} rows", rows.len())));
+        }
+        let tensor = CoreTensor {
+            dtype,
+            shape: &[],
+            bytes,
+        };
+        Ok(view(&tensor, rows.len(), cols))
     }
 
     /// The `len` values of `name`, whatever axes they are arranged in, widened to f32.
@@ -77,10 +146,9 @@ impl<'a> Weights<'a> {
         let tensor = lease
             .tensor(name)
             .ok_or_else(|| wrong("missing".to_owned()))?;
-        let bytes = match tensor.dtype {
-            Dtype::F32 => 4,
-            Dtype::BF16 => 2,
-            other => return Err(wrong(format!("{} {:?}", other.name(), tensor.shape))),
+        let Some(bytes) = bytes_of(tensor.dtype) else {
+            let dtype = tensor.dtype.name();
+            return Err(wrong(format!("{dtype} {:?}", tensor.shape)));
         };
         let len = tensor.shape.iter().product();
         if !fits(len) || tensor.bytes.len() != bytes * len {
@@ -88,6 +156,34 @@ impl<'a> Weights<'a> {
             return Err(wrong(format!("{found} in {} bytes", tensor.bytes.len())));
         }
         Ok(tensor)
+    }
+}
+
+/// Bytes of one value of a type that the core may have.
+fn bytes_of(dtype: Dtype) -> Option<usize> {
+    match dtype {
+        Dtype::F32 => Some(4),
+        Dtype::BF16 => Some(2),
+        _ => None,
+    }
+}
+
+/// Rows of a matrix that is `cols` wide, at most `rows_max` of them; else what was found instead.
+fn run<'a>(tensor: &CoreTensor<'a>, cols: usize, rows_max: usize) -> Result<Matrix<'a>, String> {
+    let found = || format!("{} {:?}", tensor.dtype.name(), tensor.shape);
+    let size = bytes_of(tensor.dtype).ok_or_else(found)?;
+    let rows = tensor.bytes.len() / (size * cols);
+    if tensor.bytes.len() != rows * size * cols || rows > rows_max {
+        return Err(format!("{} in {} bytes", found(), tensor.bytes.len()));
+    }
+    Ok(view(tensor, rows, cols))
+}
+
+/// `tensor` as the matrix `[rows, cols]` that it was found to be.
+fn view<'a>(tensor: &CoreTensor<'a>, rows: usize, cols: usize) -> Matrix<'a> {
+    match tensor.dtype {
+        Dtype::F32 => Matrix::f32(tensor.bytes, rows, cols),
+        _ => Matrix::bf16(tensor.bytes, rows, cols),
     }
 }
 

@@ -23,8 +23,8 @@ pub enum ResidencyError {
     /// The weights that came are not what the forward pass needs.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// A core file cannot be mapped.
-    #[error("{path}: cannot be mapped into memory")]
+    /// A core file cannot be brought into memory.
+    #[error("{path}: cannot be brought into memory")]
     Map {
         /// The file.
         path: String,
@@ -60,6 +60,9 @@ pub enum ResidencyError {
         /// The file.
         file: String,
     },
+    /// Threads that read cannot be started.
+    #[error("cannot start the threads that read")]
+    Threads(#[source] std::io::Error),
     /// Somebody asked to stop.
     #[error("interrupted")]
     Interrupted,
@@ -83,7 +86,7 @@ impl ResidencyError {
             ResidencyError::NoSuchFile { .. } => {
                 Some("check --model and --revision: this does not look like a K3-family checkpoint".to_owned())
             }
-            ResidencyError::Map { .. } | ResidencyError::Interrupted => None,
+            ResidencyError::Map { .. } | ResidencyError::Threads(_) | ResidencyError::Interrupted => None,
         }
     }
 }

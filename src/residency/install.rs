@@ -2,11 +2,17 @@
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
+use std::sync::Mutex;
+use std::sync::PoisonError;
 use std::sync::mpsc;
 use std::time::Duration;
 
 use super::ResidencyError;
+use super::bulk::Bulk;
+use super::bulk::LANES;
 use super::fetch::Fetched;
+use super::lanes::Halt;
+use super::lanes::in_lanes;
 use super::open::InstallObserver;
 use super::open::Opened;
 use crate::checkpoint::CoreFile;
@@ -19,6 +25,7 @@ use crate::store::ShardDigest;
 use crate::store::Shards;
 use crate::store::Slot;
 use crate::store::Verdict;
+use crate::terms::ByteRange;
 use crate::terms::ExpertKey;
 
 /// Experts under way or waiting for the disk at once during a full install.
@@ -54,8 +61,10 @@ impl Plan {
 pub struct Installed {
     /// Experts fetched and kept.
     pub fetched: u64,
-    /// Experts fetched that the disk would not keep.
+    /// Experts fetched that could not be kept: others than those known.
     pub not_kept: u64,
+    /// Bytes that came for experts and the rest.
+    pub bytes: u64,
 }
 
 /// What the comparison of whole shards with the hub's digests has shown.
@@ -90,7 +99,7 @@ impl Opened {
         plan
     }
 
-    fn keys(&self, layers: Option<&RangeInclusive<u16>>) -> Vec<ExpertKey> {
+    pub(super) fn keys(&self, layers: Option<&RangeInclusive<u16>>) -> Vec<ExpertKey> {
         self.spec
             .expert_keys()
             .filter(|key| layers.is_none_or(|range| range.contains(&key.layer)))
@@ -115,27 +124,42 @@ impl Opened {
         if incomplete.is_empty() {
             return Ok(());
         }
+        if self.hub.is_none() {
+            return Err(ResidencyError::Missing {
+                repo: self.repo.clone(),
+                what: format!("core part {}", incomplete[0].part),
+            });
+        }
         let total: u64 = files.iter().map(|f| f.len).sum();
         observer.stage("fetching the core", total - missing, total);
-        for file in incomplete {
-            let mut state = self.store.core(file.part, file.len)?;
+        // The largest first, so that no lane is left with one at the end.
+        let mut todo = incomplete;
+        todo.sort_by_key(|file| file.len);
+        let todo = Mutex::new(todo);
+        in_lanes(&self.stop, LANES, |halt| {
             loop {
-                self.check_stop()?;
-                match state {
-                    CoreState::Ready(_) => break,
-                    CoreState::Partial(writer) => {
-                        self.fetch_core(file, writer, &|bytes| observer.moved(bytes))?;
-                        break;
+                let next = todo.lock().unwrap_or_else(PoisonError::into_inner).pop();
+                let Some(file) = next else { return Ok(()) };
+                let mut state = self.store.core(file.part, file.len)?;
+                loop {
+                    halt.check()?;
+                    match state {
+                        CoreState::Ready(_) => break,
+                        CoreState::Partial(writer) => {
+                            self.fetch_core(file, writer, halt, &|bytes| observer.moved(bytes))?;
+                            break;
+                        }
+                        CoreState::Busy(other) => state = other.wait(OTHERS)?,
                     }
-                    CoreState::Busy(other) => state = other.wait(OTHERS)?,
                 }
             }
-        }
+        })?;
         observer.done();
         Ok(())
     }
 
-    /// Fetches every expert of `layers` (all when `None`) that the store lacks.
+    /// Fetches every expert of `layers` that the store lacks, those of `order` first; if `layers` is
+    /// `None`, all of them and what the text engine never reads, so that whole shards can be proved.
     ///
     /// # Errors
     ///
@@ -143,24 +167,54 @@ impl Opened {
     pub fn install_experts(
         &self,
         layers: Option<&RangeInclusive<u16>>,
+        order: &[ExpertKey],
         observer: &dyn InstallObserver,
     ) -> Result<Installed, ResidencyError> {
-        let len = self.layout.expert_len();
-        let keys = self.keys(layers);
-        let mut todo: VecDeque<ExpertKey> = keys
-            .iter()
-            .copied()
-            .filter(|key| !self.store.contains(*key))
-            .collect();
-        let (total, missing) = (keys.len() as u64, todo.len() as u64);
-        let mut installed = Installed::default();
-        if todo.is_empty() {
-            return Ok(installed);
+        let shards = Shards::new(&self.layout);
+        let bulk = Bulk::survey(self, &shards, layers, order, observer)?;
+        // Not by the bytes that are left: there may be none, and still an expert without its name.
+        if bulk.is_done() {
+            return Ok(Installed::default());
         }
+        let missing = bulk.missing() + bulk.scattered() * self.layout.expert_len();
         if self.hub.is_none() {
-            return Err(ResidencyError::MissingExpert { key: todo[0] });
+            return Err(self.missing_now(None));
         }
-        observer.stage("fetching experts", (total - missing) * len, total * len);
+        let mut total = self.keys(layers).len() as u64 * self.layout.expert_len();
+        if layers.is_none() {
+            total += self
+                .layout
+                .rest()
+                .iter()
+                .map(|p| p.range.len())
+                .sum::<u64>();
+        }
+        observer.stage("fetching experts", total.saturating_sub(missing), total);
+        let mut brought = bulk.bring()?;
+        self.install_one_by_one(brought.late.into(), &mut brought.installed, observer)?;
+        observer.done();
+        Ok(brought.installed)
+    }
+
+    /// What is said of experts, or of one of them, that no hub may be asked for.
+    pub(super) fn missing_now(&self, key: Option<ExpertKey>) -> ResidencyError {
+        match key {
+            Some(key) => ResidencyError::MissingExpert { key },
+            None => ResidencyError::Missing {
+                repo: self.repo.clone(),
+                what: "some of what was asked for".to_owned(),
+            },
+        }
+    }
+
+    /// Fetches experts that are scattered over their shards, or that others had begun.
+    fn install_one_by_one(
+        &self,
+        mut todo: VecDeque<ExpertKey>,
+        installed: &mut Installed,
+        observer: &dyn InstallObserver,
+    ) -> Result<(), ResidencyError> {
+        let len = self.layout.expert_len();
         let (sender, arrivals) = mpsc::channel::<(Slot, Result<Fetched, ResidencyError>)>();
         let mut tickets: VecDeque<Ticket> = VecDeque::new();
         let mut under_way = 0;
@@ -204,14 +258,14 @@ impl Opened {
                 Filled::Kept => installed.fetched += 1,
                 Filled::NotKept(_) => installed.not_kept += 1,
             }
+            installed.bytes += bytes;
             observer.moved(bytes);
         }
-        observer.done();
-        Ok(installed)
+        Ok(())
     }
 
-    /// Fetches what the text engine never reads (vision, projector), so that whole shards can be
-    /// proved and shared.
+    /// Fetches what is left of what the text engine never reads (vision, projector): another process
+    /// may have been at it.
     ///
     /// # Errors
     ///
@@ -226,12 +280,13 @@ impl Opened {
         for part in missing.rest {
             let shard = self.layout.shard(part);
             let mut state = self.store.rest(shard, part.range)?;
+            let halt = Halt::new(&self.stop);
             loop {
-                self.check_stop()?;
+                halt.check()?;
                 match state {
                     CoreState::Ready(_) => break,
                     CoreState::Partial(writer) => {
-                        self.fetch_stretch(part, writer, &|bytes| observer.moved(bytes))?;
+                        self.fetch_stretch(part, writer, &halt, &|bytes| observer.moved(bytes))?;
                         break;
                     }
                     CoreState::Busy(other) => state = other.wait(OTHERS)?,
@@ -254,7 +309,10 @@ impl Opened {
         let mut todo = Vec::new();
         let mut proved = Proved::default();
         for name in shards.names() {
-            if self.store.is_confirmed(name)? {
+            // What was proved once may have gone since: then it is read, and said to be missing.
+            let whole = ByteRange::new(0, shards.size(name));
+            let here = self.store.has_range(&shards, name, whole);
+            if here && self.store.is_confirmed(name)? {
                 proved.whole += 1;
             } else {
                 todo.push(name.as_str());

@@ -1,8 +1,13 @@
 //! Counting every byte and every wait, by source.
 
+use std::collections::VecDeque;
+use std::ops::AddAssign;
+use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::time::Duration;
+
+use crate::terms::ExpertKey;
 
 /// Where an expert came from when the forward pass asked for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +20,18 @@ pub enum Origin {
     Peer,
     /// The hub, or a folder standing for it.
     Hub,
+}
+
+impl Origin {
+    /// The word used in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Origin::Memory => "memory",
+            Origin::Disk => "disk",
+            Origin::Peer => "peer",
+            Origin::Hub => "hub",
+        }
+    }
 }
 
 /// One number for each [`Origin`].
@@ -64,7 +81,7 @@ pub struct Counts {
     pub experts: ByOrigin,
     /// Their bytes.
     pub bytes: ByOrigin,
-    /// Bytes of the core mapped from the store.
+    /// Bytes of the core mapped or read from the store.
     pub core_disk: u64,
     /// Bytes of the core brought from the hub.
     pub core_hub: u64,
@@ -96,11 +113,78 @@ impl Counts {
     }
 }
 
+impl Counts {
+    /// The share of rows `part` among `rows` that moved all this together: shares of rows that
+    /// follow one another add up to the whole, to the byte and the nanosecond.
+    #[must_use]
+    pub fn share(&self, part: Range<usize>, rows: usize) -> Counts {
+        let below = |n: u64, row: usize| u128::from(n) * row as u128 / rows.max(1) as u128;
+        let of = |n: u64| {
+            let share = below(n, part.end) - below(n, part.start);
+            u64::try_from(share).unwrap_or(u64::MAX) // never more than n
+        };
+        let time =
+            |t: Duration| Duration::from_nanos(of(u64::try_from(t.as_nanos()).unwrap_or(u64::MAX)));
+        let each = |by: &ByOrigin| ByOrigin {
+            memory: of(by.memory),
+            disk: of(by.disk),
+            peer: of(by.peer),
+            hub: of(by.hub),
+        };
+        Counts {
+            requested: of(self.requested),
+            experts: each(&self.experts),
+            bytes: each(&self.bytes),
+            core_disk: of(self.core_disk),
+            core_hub: of(self.core_hub),
+            meta: of(self.meta),
+            wait_disk: time(self.wait_disk),
+            wait_hub: time(self.wait_hub),
+            unkept: of(self.unkept),
+        }
+    }
+}
+
+impl AddAssign for ByOrigin {
+    fn add_assign(&mut self, more: ByOrigin) {
+        self.memory += more.memory;
+        self.disk += more.disk;
+        self.peer += more.peer;
+        self.hub += more.hub;
+    }
+}
+
+impl AddAssign for Counts {
+    fn add_assign(&mut self, more: Counts) {
+        self.requested += more.requested;
+        self.experts += more.experts;
+        self.bytes += more.bytes;
+        self.core_disk += more.core_disk;
+        self.core_hub += more.core_hub;
+        self.meta += more.meta;
+        self.wait_disk += more.wait_disk;
+        self.wait_hub += more.wait_hub;
+        self.unkept += more.unkept;
+    }
+}
+
 /// The running counts of one opened model; shared by everyone who moves bytes.
 #[derive(Debug, Default)]
 pub struct Meter {
     counts: Mutex<Counts>,
+    recent: Mutex<Recent>,
 }
+
+/// The experts that came last, for those who watch.
+#[derive(Debug, Default)]
+struct Recent {
+    /// The number of the next.
+    next: u64,
+    last: VecDeque<(ExpertKey, Origin)>,
+}
+
+/// Some tokens' worth of a large model's experts.
+const RECENT_MAX: usize = 8192;
 
 impl Meter {
     /// The counts so far.
@@ -126,9 +210,33 @@ impl Meter {
         });
     }
 
-    /// A part of the core was mapped from disk.
-    pub(super) fn core_mapped(&self, bytes: u64) {
+    /// This expert has reached the arithmetic.
+    pub(super) fn lit(&self, key: ExpertKey, origin: Origin) {
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        recent.next += 1;
+        if recent.last.len() == RECENT_MAX {
+            recent.last.pop_front();
+        }
+        recent.last.push_back((key, origin));
+    }
+
+    /// The experts that reached the arithmetic from the number `since` on, oldest first, as far
+    /// back as is remembered (8,192 of them); and the number of the next.
+    pub fn arrivals(&self, since: u64) -> (u64, Vec<(ExpertKey, Origin)>) {
+        let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let news = usize::try_from(recent.next.saturating_sub(since)).unwrap_or(usize::MAX);
+        let old = recent.last.len().saturating_sub(news);
+        (recent.next, recent.last.iter().skip(old).copied().collect())
+    }
+
+    /// Bytes of the core were mapped or read from disk.
+    pub(super) fn core_read(&self, bytes: u64) {
         self.with(|c| c.core_disk += bytes);
+    }
+
+    /// The arithmetic stood still for the core.
+    pub(super) fn core_waited(&self, time: Duration) {
+        self.with(|c| c.wait_disk += time);
     }
 
     /// Part of the core came from the hub.

@@ -2,26 +2,50 @@
 //!
 //! ```text
 //! Opened     which commit, where every tensor lies          open.rs
-//!   ├─ install_core, install_experts: ahead of use          install.rs, fetch.rs
+//!   ├─ install_core, install_experts: ahead of use          install.rs, lanes.rs
+//!   │    ├─ core files, written as they come                stretch.rs
+//!   │    └─ large ranges of shards, split as they come      bulk.rs, todo.rs
+//!   ├─ one expert, whatever its pieces                      fetch.rs
+//!   ├─ Through: shards for other machines                   through.rs
 //!   └─ Supply: the forward pass's ports                     supply.rs
-//!        ├─ core     mapped from the store's files          core.rs
-//!        ├─ experts  memory ─► disk ─► hub, as they arrive
+//!        ├─ core     mapped, or pinned and read ahead       core.rs, ahead.rs
+//!        ├─ experts  memory ─► disk ─► hub, as they arrive  tier.rs
 //!        └─ writer   keeps what came, behind the arithmetic writer.rs
+//! MemoryPlan who gets the memory, and what that costs      shape.rs, plan.rs, predict.rs, ram.rs, rates.rs
 //! Meter      every byte and every wait, by source           meter.rs
 //! ```
 //!
 //! This is the one room where `store` and `hub` meet.
 
+mod ahead;
+mod bulk;
 mod core;
+mod direct;
 mod error;
 mod fetch;
+mod growing;
 mod install;
+mod lanes;
 mod meter;
 mod open;
+mod plan;
+#[cfg(test)]
+mod plan_tests;
+mod pool;
+mod predict;
+pub mod ram;
+pub mod rates;
+mod shape;
+mod stretch;
 mod supply;
+mod through;
+mod tier;
+mod todo;
 mod writer;
 
+pub use core::CorePiece;
 pub use core::MappedPart;
+pub use core::ReadPart;
 pub use error::ResidencyError;
 pub use install::Installed;
 pub use install::Plan;
@@ -33,5 +57,18 @@ pub use meter::Origin;
 pub use open::InstallObserver;
 pub use open::OpenRequest;
 pub use open::Opened;
+pub use plan::CoreChoice;
+pub use plan::Demand;
+pub use plan::MemoryPlan;
+pub use plan::PlanLine;
+pub use plan::Share;
+pub use predict::Moved;
+pub use predict::Prediction;
+pub use predict::Rates;
+pub use predict::Stored;
+pub use predict::predict;
+pub use shape::Shape;
 pub use supply::ExpertBytes;
 pub use supply::Supply;
+pub use through::Brought;
+pub use through::Through;

@@ -46,6 +46,10 @@ pub trait InstallObserver: Send + Sync {
     fn stage(&self, what: &str, done: u64, total: u64);
     /// More bytes of the stage are there.
     fn moved(&self, bytes: u64);
+    /// So many bytes of disk are free now.
+    fn room(&self, free: u64) {
+        let _ = free;
+    }
     /// The stage is over.
     fn done(&self);
     /// Something a person should know, in one sentence.

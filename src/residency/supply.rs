@@ -3,7 +3,6 @@
 //! This is the one place where store and hub meet. Experts are handed over in ARRIVAL order, straight
 //! from memory; writing them to disk happens behind, on a thread of its own.
 
-use std::collections::HashMap;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -16,19 +15,25 @@ use std::time::Instant;
 
 use bytes::Bytes;
 
+use super::MemoryPlan;
 use super::ResidencyError;
-use super::core::MappedCore;
-use super::core::MappedPart;
+use super::core::Core;
+use super::core::CorePiece;
+use super::direct::DirectFile;
 use super::fetch::Fetched;
 use super::meter::Meter;
 use super::meter::Origin;
 use super::open::Opened;
+use super::plan::Demand;
+use super::pool::Pool;
+use super::shape::Shape;
+use super::tier::Tier;
 use super::writer::Writer;
 use crate::hub::Class;
 use crate::hub::Ticket;
 use crate::model::CoreSupply;
 use crate::model::ExpertSupply;
-use crate::store::CoreState;
+use crate::store::Lease;
 use crate::store::Lookup;
 use crate::store::Slot;
 use crate::store::Waited;
@@ -39,12 +44,8 @@ use crate::terms::ExpertKey;
 const STOP_CHECK: Duration = Duration::from_millis(50);
 /// How long another process may take over an expert before it is fetched a second time.
 const OTHERS: Duration = Duration::from_secs(60);
-/// Experts under way or arrived and not yet used, of one request. A prompt's sweep can ask for every
-/// expert of a layer, 15.7 GB in K3: without a bound a disk faster than the arithmetic would pile
-/// them up in memory. Above the hub's 16 lanes, so that no lane idles.
-const WINDOW: usize = 24;
 /// Experts read from disk at once.
-const DISK_READS: usize = 8;
+const DISK_READS: usize = 16;
 
 /// The weights of one opened model.
 #[derive(Clone, Debug)]
@@ -52,12 +53,13 @@ pub struct Supply(Arc<Inner>);
 
 struct Inner {
     opened: Opened,
-    core: MappedCore,
+    plan: MemoryPlan,
+    core: Core,
+    tier: Tier,
+    pool: Pool,
     readers: rayon::ThreadPool,
     writer: Writer,
     used: Mutex<Vec<ExpertKey>>,
-    /// Where each core part lies, once known.
-    core_paths: Mutex<HashMap<CorePart, std::path::PathBuf>>,
 }
 
 impl std::fmt::Debug for Inner {
@@ -92,24 +94,38 @@ struct Delivered {
 }
 
 impl Supply {
+    /// Plans the memory; nothing is read yet.
+    ///
     /// # Errors
     ///
-    /// If the reader threads cannot be started.
-    pub fn new(opened: Opened) -> std::io::Result<Supply> {
+    /// If the core's heads are damaged, or the reader threads cannot be started.
+    pub fn new(opened: Opened, demand: &Demand) -> Result<Supply, ResidencyError> {
+        let shape = Shape::new(&opened.spec, opened.layout.core())?;
+        let plan = MemoryPlan::new(&shape, demand);
         let readers = rayon::ThreadPoolBuilder::new()
-            .num_threads(DISK_READS)
+            .num_threads(DISK_READS.min(plan.window))
             .thread_name(|n| format!("expert-read-{n}"))
             .build()
-            .map_err(std::io::Error::other)?;
-        let writer = Writer::start(Arc::clone(&opened.meter))?;
+            .map_err(|e| ResidencyError::Threads(std::io::Error::other(e)))?;
+        let writer = Writer::start(Arc::clone(&opened.meter), plan.behind)
+            .map_err(ResidencyError::Threads)?;
+        let held = plan.expert_memory.checked_div(shape.expert_len());
+        let layers: Vec<u16> = opened.spec.moe_layers().collect();
         Ok(Supply(Arc::new(Inner {
+            tier: Tier::new(held.unwrap_or(0), &layers),
+            pool: Pool::new(usize::try_from(shape.expert_len()).unwrap_or(0)),
+            core: Core::new(&opened, shape, &plan),
             opened,
-            core: MappedCore::default(),
+            plan,
             readers,
             writer,
             used: Mutex::default(),
-            core_paths: Mutex::default(),
         })))
+    }
+
+    /// Who got the memory.
+    pub fn plan(&self) -> &MemoryPlan {
+        &self.0.plan
     }
 
     /// What was opened.
@@ -130,6 +146,7 @@ impl Supply {
         used.sort_unstable();
         used.dedup();
         self.0.opened.store.touch(&used);
+        self.0.tier.end_of_sweep();
     }
 
     /// Waits until everything fetched so far is on disk, or has been given up.
@@ -139,45 +156,15 @@ impl Supply {
 }
 
 impl CoreSupply for Supply {
-    type Lease = MappedPart;
+    type Lease = CorePiece;
     type Error = ResidencyError;
 
-    fn core(&self, part: CorePart) -> Result<MappedPart, ResidencyError> {
-        let inner = &self.0;
-        let known = inner
-            .core_paths
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&part)
-            .cloned();
-        let path = match known {
-            Some(path) => path,
-            None => {
-                let missing = || ResidencyError::Missing {
-                    repo: inner.opened.repo.clone(),
-                    what: format!("core part {part}"),
-                };
-                let file = inner
-                    .opened
-                    .layout
-                    .core()
-                    .iter()
-                    .find(|c| c.part == part)
-                    .ok_or_else(missing)?;
-                match inner.opened.store.core(part, file.len)? {
-                    CoreState::Ready(path) => {
-                        let mut paths = inner
-                            .core_paths
-                            .lock()
-                            .unwrap_or_else(PoisonError::into_inner);
-                        paths.insert(part, path.clone());
-                        path
-                    }
-                    CoreState::Partial(_) | CoreState::Busy(_) => return Err(missing()),
-                }
-            }
-        };
-        inner.core.part(part, &path, &inner.opened.meter)
+    fn core(&self, part: CorePart) -> Result<CorePiece, ResidencyError> {
+        self.0.core.part(part)
+    }
+
+    fn failure(&self) -> Option<ResidencyError> {
+        self.0.core.failure()
     }
 }
 
@@ -196,6 +183,13 @@ impl ExpertSupply for Supply {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .extend_from_slice(keys);
+        let (mut here, mut waiting) = (VecDeque::new(), VecDeque::new());
+        for &key in keys {
+            match inner.tier.get(key) {
+                Some(bytes) => here.push_back((key, bytes)),
+                None => waiting.push_back(key),
+            }
+        }
         let (sender, arrivals) = mpsc::channel();
         let mut arrivals = Arrivals {
             errand: Errand {
@@ -204,15 +198,69 @@ impl ExpertSupply for Supply {
                 tickets: Arc::default(),
                 dropped: Arc::default(),
             },
-            waiting: keys.iter().copied().collect(),
+            waiting,
+            here,
             remaining: keys.len(),
             arrivals,
         };
-        for _ in 0..WINDOW {
+        for _ in 0..inner.plan.window {
             arrivals.begin_next();
         }
         arrivals
     }
+}
+
+/// An expert on its way from disk, which the core's reads give way to.
+struct Reading {
+    inner: Arc<Inner>,
+    counted: bool,
+}
+
+impl Reading {
+    fn begin(inner: &Arc<Inner>) -> Reading {
+        let ahead = inner.core.ahead();
+        if let Some(ahead) = ahead {
+            ahead.expert_begins();
+        }
+        Reading {
+            counted: ahead.is_some(),
+            inner: Arc::clone(inner),
+        }
+    }
+
+    /// Reads past the page cache where memory is short and the bytes may be believed as they are.
+    fn read(&self, lease: &Lease) -> Result<Bytes, crate::store::StoreError> {
+        let inner = &*self.inner;
+        if !inner.plan.mapped
+            && lease.is_checked()
+            && let Some(bytes) = direct(&inner.pool, lease)
+        {
+            return Ok(bytes);
+        }
+        lease.read()
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        if self.counted
+            && let Some(ahead) = self.inner.core.ahead()
+        {
+            ahead.expert_ends();
+        }
+    }
+}
+
+/// An expert read past the page cache; `None` if anything is odd, which an ordinary read then finds and names.
+fn direct(pool: &Pool, lease: &Lease) -> Option<Bytes> {
+    let file = DirectFile::open(&lease.path()).ok()?;
+    let len = usize::try_from(lease.len()).ok()?;
+    if file.len().ok()? != lease.len() {
+        return None;
+    }
+    let mut buffer = pool.take().ok()?;
+    let found = file.read(buffer.space(), 0).ok()?;
+    (found == len && buffer.as_ref().len() == len).then(|| buffer.freeze())
 }
 
 /// One request's errands, shared by the threads that run them.
@@ -243,23 +291,26 @@ impl Errand {
         match opened.store.lookup(key, opened.layout.expert_len()) {
             Lookup::Hit(lease) => {
                 let errand = self.clone();
-                self.inner.readers.spawn_fifo(move || match lease.read() {
-                    Ok(bytes) => errand.deliver(
-                        key,
-                        Ok(Delivered {
-                            bytes,
-                            origin: Origin::Disk,
-                            keep: None,
-                        }),
-                    ),
-                    // Damage was found and removed: now it is a miss. Any other trouble of the
-                    // disk slows us down; it does not stop us while a hub has the bytes.
-                    Err(error) if error.refetch() => errand.bring_again(key),
-                    Err(error) if errand.inner.opened.hub.is_none() => {
-                        errand.deliver(key, Err(error.into()));
-                    }
-                    Err(_) => errand.fetch(key, None),
-                });
+                let reading = Reading::begin(&self.inner);
+                self.inner
+                    .readers
+                    .spawn_fifo(move || match reading.read(&lease) {
+                        Ok(bytes) => errand.deliver(
+                            key,
+                            Ok(Delivered {
+                                bytes,
+                                origin: Origin::Disk,
+                                keep: None,
+                            }),
+                        ),
+                        // Damage was found and removed: now it is a miss. Any other trouble of the
+                        // disk slows us down; it does not stop us while a hub has the bytes.
+                        Err(error) if error.refetch() => errand.bring_again(key),
+                        Err(error) if errand.inner.opened.hub.is_none() => {
+                            errand.deliver(key, Err(error.into()));
+                        }
+                        Err(_) => errand.fetch(key, None),
+                    });
             }
             Lookup::Filling(wait) => {
                 let errand = self.clone();
@@ -327,6 +378,8 @@ struct Arrivals {
     errand: Errand,
     /// Not yet begun.
     waiting: VecDeque<ExpertKey>,
+    /// In memory: computed while the others are on their way.
+    here: VecDeque<(ExpertKey, Bytes)>,
     /// Not yet handed over.
     remaining: usize,
     arrivals: mpsc::Receiver<Arrival>,
@@ -340,6 +393,17 @@ impl Iterator for Arrivals {
             return None;
         }
         let began = Instant::now();
+        if let Ok(arrival) = self.arrivals.try_recv() {
+            self.remaining -= 1;
+            self.begin_next();
+            return Some(self.receive(arrival, began.elapsed()));
+        }
+        if let Some((key, bytes)) = self.here.pop_front() {
+            self.remaining -= 1;
+            let meter = &self.errand.inner.opened.meter;
+            meter.arrived(Origin::Memory, bytes.len() as u64, Duration::ZERO);
+            return Some(Ok((key, ExpertBytes(bytes))));
+        }
         loop {
             if self.errand.inner.opened.stop.load(Ordering::Relaxed) {
                 self.remaining = 0;
@@ -379,6 +443,8 @@ impl Arrivals {
             .opened
             .meter
             .arrived(delivered.origin, delivered.bytes.len() as u64, waited);
+        inner.opened.meter.lit(arrival.key, delivered.origin);
+        inner.tier.offer(arrival.key, &delivered.bytes);
         if let Some((slot, fetched)) = delivered.keep {
             inner.writer.keep(arrival.key, slot, fetched);
         }

@@ -16,10 +16,6 @@ use crate::store::Filled;
 use crate::store::Slot;
 use crate::terms::ExpertKey;
 
-/// Experts that may wait for the disk at once. More would only turn a slow disk into a full memory:
-/// a disk slower than the link must in the end slow the link.
-const QUEUE: usize = 8;
-
 /// The thread that fills slots, and the experts it has not yet written.
 #[derive(Debug)]
 pub(super) struct Writer {
@@ -41,8 +37,10 @@ struct Job {
 }
 
 impl Writer {
-    pub(super) fn start(meter: Arc<Meter>) -> std::io::Result<Writer> {
-        let (queue, jobs) = mpsc::sync_channel::<Job>(QUEUE);
+    /// Starts the thread. At most `behind` experts wait for the disk at once: more would only turn a slow disk into a
+    /// full memory, and a disk slower than the link must in the end slow the link.
+    pub(super) fn start(meter: Arc<Meter>, behind: usize) -> std::io::Result<Writer> {
+        let (queue, jobs) = mpsc::sync_channel::<Job>(behind);
         let waiting = Arc::<Waiting>::default();
         let shared = Arc::clone(&waiting);
         let thread = std::thread::Builder::new()

@@ -83,6 +83,18 @@ impl ApiError {
         }
     }
 
+    /// There is no such response, file or batch.
+    pub(super) fn not_found(param: &str, what: &str, id: &str) -> ApiError {
+        ApiError {
+            status: StatusCode::NOT_FOUND,
+            ..ApiError::invalid(
+                param,
+                "not_found",
+                format!("No {what} with id '{id}' found."),
+            )
+        }
+    }
+
     /// A parameter that is known and cannot be honoured.
     pub(super) fn unsupported(param: &str, why: &str) -> ApiError {
         ApiError::invalid(

@@ -4,11 +4,15 @@
 //! minute or fails in the middle, which no real model does on demand.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use serde::Serialize;
 
+use super::cancel::Cancel;
 use crate::engine::ConstraintSource;
+use crate::jobs::Job;
 use crate::terms::TokenId;
 use crate::text::Conversation;
 use crate::text::ReplyEvent;
@@ -58,7 +62,18 @@ pub struct Ask {
     pub stop: Vec<String>,
     /// What may come at all.
     pub constraint: Option<ConstraintSource>,
+    /// The prompt's own tokens are scored first.
+    pub score_prompt: bool,
+    /// Nobody is there to see it: whoever is goes first.
+    pub patient: bool,
+    /// Ends it, from any thread.
+    pub cancel: Cancel,
+    /// Where it is kept while it runs: it goes on from what is there.
+    pub job: Option<SharedJob>,
 }
+
+/// A job that its generation and its record hold; empty once it has been given up.
+pub type SharedJob = Arc<Mutex<Option<Job>>>;
 
 /// Something that happened while generating.
 #[derive(Debug)]
@@ -130,8 +145,13 @@ pub struct Outcome {
     pub finish: Finish,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
+    /// Of these, how many were not computed again.
+    pub cached_tokens: usize,
     /// Tokens generated, those of reasoning and markup among them, the end's own token not.
     pub completion_tokens: usize,
+    /// Of these, how many became reasoning, where an earlier process made some of them and nobody
+    /// could count them as they came.
+    pub reasoning_tokens: Option<usize>,
     /// What it took.
     pub ledger: Ledger,
 }
@@ -168,6 +188,8 @@ pub enum Failure {
 pub struct Now {
     /// Whether a generation runs.
     pub busy: bool,
+    /// Most tokens that will be generated.
+    pub max_tokens: usize,
     /// Tokens of its prompt.
     pub prompt: usize,
     /// Of these, how many are read.
@@ -178,6 +200,8 @@ pub struct Now {
     pub layer: u16,
     /// Layers in all.
     pub layers: u16,
+    /// Experts a layer.
+    pub experts_a_layer: u16,
     /// Seconds since the generation began.
     pub elapsed: f64,
     /// Seconds the last token took.
@@ -186,6 +210,17 @@ pub struct Now {
     pub experts: BySource,
     /// Everything moved since the model was opened: their bytes.
     pub bytes: BySource,
+}
+
+/// An expert that reached the arithmetic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrived {
+    /// Its layer, counted from 0.
+    pub layer: u16,
+    /// Its number within the layer.
+    pub expert: u16,
+    /// Where it came from: `memory`, `disk`, `peer` or `hub`.
+    pub source: &'static str,
 }
 
 /// What stands behind the door.
@@ -227,9 +262,26 @@ pub trait Generator: Send + Sync + 'static {
         on: &mut dyn FnMut(Happening<'_>) -> ControlFlow<()>,
     ) -> Result<Outcome, Failure>;
 
-    /// Ends the running generation within one expert, from any thread.
-    fn stop(&self);
+    /// Reads tokens without generating, telling `on` of each row: its number, and the distribution
+    /// after its token (logits, `[vocab]`). Blocks, and can be stopped, as [`Generator::generate`].
+    ///
+    /// # Errors
+    ///
+    /// What kept it from ending.
+    fn read(
+        &self,
+        ids: &[TokenId],
+        cancel: &Cancel,
+        on: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<Outcome, Failure>;
 
     /// What is happening; never waits for arithmetic.
     fn now(&self) -> Now;
+
+    /// Has everything that runs end where its state is whole, to go on from another time.
+    fn wind_down(&self) {}
+
+    /// Experts that reached the arithmetic, from the number `since` on, as far back as is
+    /// remembered; and the number of the next.
+    fn arrivals(&self, since: u64) -> (u64, Vec<Arrived>);
 }

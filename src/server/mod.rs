@@ -3,15 +3,19 @@
 //! ```text
 //! gate       who may ask: key, host, origin, size                     gate.rs
 //! ask        JSON to generations; what cannot be honoured is refused  ask/
-//! queue      one generation at a time, a short line before it         queue.rs
+//! queue      a few generations at a time, a short line before them    queue.rs
 //! reply      news to OpenAI's shapes, streamed or whole               reply/
 //! send       bytes on the wire, alive for hours                       send.rs
+//! shelf      responses that are kept                                  shelf.rs
+//! batch      the same requests and replies as lines of a file         batch.rs
 //! ```
 //!
 //! Behind the door stands a [`Generator`]. The door opens before there is one: the core of a large
 //! model takes hours to fetch, and until it is there `/health` says what is awaited.
 
 mod ask;
+mod batch;
+mod cancel;
 mod error;
 mod gate;
 mod generator;
@@ -24,6 +28,7 @@ mod queue;
 mod reply;
 mod routes;
 mod send;
+mod shelf;
 #[cfg(test)]
 mod tests;
 
@@ -36,6 +41,12 @@ use std::time::Duration;
 use std::time::SystemTime;
 use std::time::UNIX_EPOCH;
 
+pub use batch::BatchLine;
+pub use batch::BatchReader;
+pub use batch::Wrong;
+pub use cancel::Cancel;
+pub use cancel::Hearing;
+pub use generator::Arrived;
 pub use generator::Ask;
 pub use generator::BySource;
 pub use generator::Failure;
@@ -47,11 +58,15 @@ pub use generator::Now;
 pub use generator::Outcome;
 pub use generator::Prompt;
 pub use generator::Sampling;
+pub use generator::SharedJob;
 
+use crate::jobs::Identity;
+use crate::jobs::Journal;
 use crate::share::Limits;
 use crate::share::Secret;
 use grammar::Grammars;
 use queue::Queue;
+use shelf::disk::Disk;
 
 /// What keeps a server from serving; afterwards every fault is a reply to one request.
 #[derive(Debug, thiserror::Error)]
@@ -90,7 +105,9 @@ pub struct ServerOptions {
     pub api_key: Option<Secret>,
     /// Web origins, such as `http://localhost:3000`, whose pages may ask too.
     pub origins: Vec<String>,
-    /// Requests that wait while one is served; more are turned away.
+    /// Requests served at once: they share the passes over the model's weights.
+    pub running_max: usize,
+    /// Requests that wait while others are served; more are turned away.
     pub waiting_max: usize,
     /// The longest silence in a reply.
     pub heartbeat: Duration,
@@ -106,7 +123,8 @@ impl ServerOptions {
         ServerOptions {
             api_key: None,
             origins: Vec::new(),
-            waiting_max: 8,
+            running_max: 8,
+            waiting_max: 32,
             // OpenAI's clients and most proxies take half a minute of silence for death.
             heartbeat: Duration::from_secs(8),
             body_max: 8 << 20,
@@ -131,6 +149,7 @@ struct Door {
     /// Made when first asked for: it reads the whole vocabulary.
     grammars: OnceLock<Option<Grammars>>,
     loading: Mutex<String>,
+    shelf: shelf::Shelf,
 }
 
 impl Door {
@@ -142,6 +161,7 @@ impl Door {
             queue: OnceLock::new(),
             grammars: OnceLock::new(),
             loading: Mutex::new("starting".to_owned()),
+            shelf: shelf::Shelf::default(),
         })
     }
 
@@ -151,7 +171,11 @@ impl Door {
     }
 
     fn open(&self, generator: Arc<dyn Generator>) -> std::io::Result<()> {
-        let queue = Queue::start(generator, self.options.waiting_max)?;
+        let queue = Queue::start(
+            generator,
+            self.options.running_max,
+            self.options.waiting_max,
+        )?;
         if let Err(second) = self.queue.set(queue) {
             second.close();
         }
@@ -172,6 +196,7 @@ pub struct Server {
     door: Arc<Door>,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
+    runtime: tokio::runtime::Handle,
 }
 
 impl Server {
@@ -204,6 +229,7 @@ impl Server {
         };
         let door = Door::new(options, addr.ip().is_loopback());
         let router = routes::app(Arc::clone(&door));
+        let handle = runtime.handle().clone();
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let thread = std::thread::Builder::new()
             .name("deltafin-serve".to_owned())
@@ -226,6 +252,7 @@ impl Server {
             door,
             stop: Some(stop),
             thread: Some(thread),
+            runtime: handle,
         })
     }
 
@@ -245,7 +272,25 @@ impl Server {
     ///
     /// [`ServerError::Start`] where the system gives no thread.
     pub fn ready(&self, generator: Arc<dyn Generator>) -> Result<(), ServerError> {
-        self.door.open(generator).map_err(ServerError::Start)
+        self.door.open(generator).map_err(ServerError::Start)?;
+        let door = Arc::clone(&self.door);
+        self.runtime.spawn(routes::responses::resume(door));
+        Ok(())
+    }
+
+    /// Has responses outlive the process, in this journal; to be said before [`Server::ready`],
+    /// which then goes on with those that an earlier process did not finish.
+    pub fn keep(&self, journal: Journal, identity: Identity) {
+        self.door.shelf.keep_on(Disk::new(journal, identity));
+    }
+
+    /// Lets nobody in any more, and returns when nobody is served: after `grace`, what runs ends
+    /// where its state is whole, if that comes within `patience`. Background responses end at once,
+    /// and go on at the next start where [`Server::keep`] was said.
+    pub fn drain(&self, grace: Duration, patience: Duration) {
+        if let Some(queue) = self.door.queue.get() {
+            queue.drain(grace, patience);
+        }
     }
 
     /// The address served, with the port that was taken.

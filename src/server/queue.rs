@@ -1,5 +1,6 @@
-//! One generation at a time on a thread of its own, a short line before it.
+//! A few requests at a time, each on threads of its own, and a short line before them.
 
+use std::collections::HashMap;
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::panic::AssertUnwindSafe;
@@ -8,12 +9,16 @@ use std::sync::Condvar;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
 use std::sync::PoisonError;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
+use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
+use std::time::Instant;
 
 use tokio::sync::mpsc;
 
+use super::cancel::Cancel;
+use super::cancel::Hearing;
 use super::generator::Ask;
 use super::generator::Failure;
 use super::generator::Finish;
@@ -43,6 +48,8 @@ pub(super) enum News {
 pub(super) enum Step {
     /// The prompt in tokens.
     Prompt(Vec<TokenId>),
+    /// The prompt's tokens after the first, scored. Comes before the prompt, where it was asked for.
+    PromptScores(Vec<Scored>),
     /// A token was generated; scored where that was asked for.
     Token(Option<Box<Scored>>),
     /// The reply goes on.
@@ -56,7 +63,7 @@ pub(super) struct Place {
     id: u64,
     news: mpsc::UnboundedReceiver<News>,
     queue: Arc<Queue>,
-    cancelled: Arc<AtomicBool>,
+    cancel: Cancel,
 }
 
 impl Place {
@@ -65,11 +72,24 @@ impl Place {
         self.news.recv().await
     }
 
+    /// Has the request end, too, when `other` is asked for; its news go on until the last.
+    pub(super) fn ended_by(&self, other: &Cancel) -> Hearing {
+        let cancel = self.cancel.clone();
+        let queue = Arc::downgrade(&self.queue);
+        let id = self.id;
+        other.hear(move || {
+            cancel.cancel();
+            if let Some(queue) = queue.upgrade() {
+                queue.leave(id);
+            }
+        })
+    }
+
     /// How many requests come before this one: 0 when it is being served.
     pub(super) fn before(&self) -> usize {
         let line = self.queue.lock();
         match line.waiting.iter().position(|job| job.id == self.id) {
-            Some(at) => at + usize::from(line.running.is_some()),
+            Some(at) => at + line.running.len(),
             None => 0,
         }
     }
@@ -77,14 +97,8 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // First the word, then the shout: a generation that begins between the two clears the
-        // shout, and then finds the word at its first event.
-        self.cancelled.store(true, Ordering::SeqCst);
-        let mut line = self.queue.lock();
-        line.waiting.retain(|job| job.id != self.id);
-        if line.running == Some(self.id) {
-            self.queue.generator.stop();
-        }
+        self.queue.lock().waiting.retain(|job| job.id != self.id);
+        self.cancel.cancel();
     }
 }
 
@@ -94,14 +108,25 @@ struct Job {
     /// Score tokens, with so many alternatives.
     scores: Option<usize>,
     news: mpsc::UnboundedSender<News>,
-    cancelled: Arc<AtomicBool>,
+    cancel: Cancel,
+}
+
+/// A request that is being served.
+struct Running {
+    cancel: Cancel,
+    /// Nobody is there to see it.
+    patient: bool,
 }
 
 #[derive(Default)]
 struct Line {
     waiting: VecDeque<Job>,
-    running: Option<u64>,
+    /// What ends each request that is being served.
+    running: HashMap<u64, Running>,
+    /// Nobody is let in any more.
     closed: bool,
+    /// Who is being served has had the time there was.
+    ending: bool,
 }
 
 /// Counts for `/metrics`.
@@ -113,6 +138,7 @@ pub(super) struct Tally {
     pub(super) failed: AtomicU64,
     pub(super) cancelled: AtomicU64,
     pub(super) prompt_tokens: AtomicU64,
+    pub(super) cached_tokens: AtomicU64,
     pub(super) completion_tokens: AtomicU64,
 }
 
@@ -121,6 +147,8 @@ pub(super) struct Queue {
     generator: Arc<dyn Generator>,
     line: Mutex<Line>,
     bell: Condvar,
+    /// Requests served at once, and so many choices of each.
+    running_max: usize,
     waiting_max: usize,
     next_id: AtomicU64,
     pub(super) tally: Tally,
@@ -136,27 +164,31 @@ pub(super) enum TurnedAway {
 }
 
 impl Queue {
-    /// Starts the thread that generates.
+    /// Starts the threads that generate.
     ///
     /// # Errors
     ///
     /// Where the system gives no thread.
     pub(super) fn start(
         generator: Arc<dyn Generator>,
+        running_max: usize,
         waiting_max: usize,
     ) -> std::io::Result<Arc<Queue>> {
         let queue = Arc::new(Queue {
             generator,
             line: Mutex::default(),
             bell: Condvar::new(),
+            running_max: running_max.max(1),
             waiting_max,
             next_id: AtomicU64::new(0),
             tally: Tally::default(),
         });
-        let worker = Arc::clone(&queue);
-        std::thread::Builder::new()
-            .name("deltafin-generate".to_owned())
-            .spawn(move || worker.work())?;
+        for _ in 0..queue.running_max {
+            let worker = Arc::clone(&queue);
+            std::thread::Builder::new()
+                .name("deltafin-generate".to_owned())
+                .spawn(move || worker.work())?;
+        }
         Ok(queue)
     }
 
@@ -167,10 +199,10 @@ impl Queue {
     /// Waiting and running requests.
     pub(super) fn lengths(&self) -> (usize, usize) {
         let line = self.lock();
-        (line.waiting.len(), usize::from(line.running.is_some()))
+        (line.waiting.len(), line.running.len())
     }
 
-    /// Stands in line with one or more generations, which are made one after the other.
+    /// Stands in line with one or more generations.
     ///
     /// # Errors
     ///
@@ -180,15 +212,37 @@ impl Queue {
         asks: Vec<Ask>,
         scores: Option<usize>,
     ) -> Result<Place, TurnedAway> {
+        self.stand(asks, scores, self.waiting_max)
+    }
+
+    /// The same for a request that was let in before: however long the line is.
+    ///
+    /// # Errors
+    ///
+    /// Where it is closed.
+    pub(super) fn enter_again(self: &Arc<Self>, asks: Vec<Ask>) -> Result<Place, TurnedAway> {
+        self.stand(asks, None, usize::MAX / 2)
+    }
+
+    fn stand(
+        self: &Arc<Self>,
+        mut asks: Vec<Ask>,
+        scores: Option<usize>,
+        waiting_max: usize,
+    ) -> Result<Place, TurnedAway> {
         let (sender, news) = mpsc::unbounded_channel();
-        let cancelled = Arc::new(AtomicBool::new(false));
+        let cancel = Cancel::default();
+        for ask in &mut asks {
+            ask.cancel = cancel.clone();
+        }
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let mut line = self.lock();
         if line.closed {
             return Err(TurnedAway::Closed);
         }
-        let idle = line.running.is_none() && line.waiting.is_empty();
-        if !idle && line.waiting.len() >= self.waiting_max {
+        // Who is about to be taken by an idle thread waits for nobody.
+        let idle = self.running_max.saturating_sub(line.running.len());
+        if line.waiting.len() >= waiting_max + idle {
             self.tally.turned_away.fetch_add(1, Ordering::Relaxed);
             return Err(TurnedAway::Full(line.waiting.len()));
         }
@@ -198,7 +252,7 @@ impl Queue {
             asks,
             scores,
             news: sender,
-            cancelled: Arc::clone(&cancelled),
+            cancel: cancel.clone(),
         });
         drop(line);
         self.bell.notify_one();
@@ -206,11 +260,47 @@ impl Queue {
             id,
             news,
             queue: Arc::clone(self),
-            cancelled,
+            cancel,
         })
     }
 
-    /// Ends the running generation, turns the line away and lets nobody in any more.
+    /// Turns the line away and lets nobody in any more. Who is being served goes on for up to
+    /// `grace`, and then ends where its state is whole, if that comes within `patience`; what nobody
+    /// waits for ends so at once. Returns when nobody is served.
+    pub(super) fn drain(&self, grace: Duration, patience: Duration) {
+        let mut line = self.lock();
+        line.closed = true;
+        for job in line.waiting.drain(..) {
+            // A client that is gone needs no word.
+            let _ = job.news.send(News::Interrupted);
+        }
+        drop(line);
+        self.bell.notify_all();
+        self.wait(grace, |line| line.running.values().any(|r| !r.patient));
+        self.lock().ending = true;
+        self.generator.wind_down();
+        self.wait(patience, |line| !line.running.is_empty());
+    }
+
+    fn wait(&self, most: Duration, busy: impl Fn(&Line) -> bool) {
+        let until = Instant::now() + most;
+        while busy(&self.lock()) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Whether nobody is let in any more.
+    pub(super) fn closed(&self) -> bool {
+        self.lock().closed
+    }
+
+    /// Whether a request that is being served is to end where it is.
+    fn ending(&self, patient: bool) -> bool {
+        let line = self.lock();
+        line.ending || (line.closed && patient)
+    }
+
+    /// Ends what is running, turns the line away and lets nobody in any more.
     pub(super) fn close(&self) {
         let mut line = self.lock();
         line.closed = true;
@@ -218,10 +308,10 @@ impl Queue {
             // A client that is gone needs no word.
             let _ = job.news.send(News::Interrupted);
         }
-        if line.running.is_some() {
-            self.generator.stop();
-        }
+        line.ending = true;
+        let running: Vec<Cancel> = line.running.values().map(|r| r.cancel.clone()).collect();
         drop(line);
+        running.iter().for_each(Cancel::cancel);
         self.bell.notify_all();
     }
 
@@ -230,19 +320,20 @@ impl Queue {
         self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn closed(&self) -> bool {
-        self.lock().closed
+    /// A request that waits leaves the line; its last news say so.
+    fn leave(&self, id: u64) {
+        let mut line = self.lock();
+        if let Some(at) = line.waiting.iter().position(|job| job.id == id)
+            && let Some(job) = line.waiting.remove(at)
+        {
+            // A client that is gone needs no word.
+            let _ = job.news.send(News::Interrupted);
+        }
     }
 
     fn work(&self) {
         while let Some(job) = self.next_job() {
-            // A panic in the arithmetic costs one request, not the server.
-            let ran = std::panic::catch_unwind(AssertUnwindSafe(|| self.run(&job)));
-            let last = ran.unwrap_or_else(|_| {
-                News::Failed(Failure::Broken {
-                    message: "the engine failed; its own message is in the server's log".to_owned(),
-                })
-            });
+            let last = self.run(&job);
             let count = match &last {
                 News::Failed(_) => &self.tally.failed,
                 News::Interrupted => &self.tally.cancelled,
@@ -250,7 +341,7 @@ impl Queue {
             };
             count.fetch_add(1, Ordering::Relaxed);
             // Off the stage before the last word: who hears it may enter again at once.
-            self.lock().running = None;
+            self.lock().running.remove(&job.id);
             let _ = job.news.send(last);
         }
     }
@@ -259,7 +350,11 @@ impl Queue {
         let mut line = self.lock();
         loop {
             if let Some(job) = line.waiting.pop_front() {
-                line.running = Some(job.id);
+                let running = Running {
+                    cancel: job.cancel.clone(),
+                    patient: job.asks.iter().all(|ask| ask.patient),
+                };
+                line.running.insert(job.id, running);
                 return Some(job);
             }
             if line.closed {
@@ -269,41 +364,117 @@ impl Queue {
         }
     }
 
-    /// Makes a job's generations; returns the last news.
-    fn run(&self, job: &Job) -> News {
-        for (choice, ask) in job.asks.iter().enumerate() {
-            let mut on = |happening: Happening<'_>| {
-                let step = match happening {
-                    Happening::Prompt(ids) => Step::Prompt(ids.to_vec()),
-                    Happening::Token { id, logits } => {
-                        let score = |top| Box::new(logprobs::score(id, logits, top));
-                        Step::Token(job.scores.map(score))
-                    }
-                    Happening::Reply(event) => Step::Reply(event.clone()),
-                };
-                let sent = job.news.send(News::Choice { choice, step });
-                if sent.is_err() || job.cancelled.load(Ordering::SeqCst) || self.closed() {
-                    ControlFlow::Break(())
-                } else {
-                    ControlFlow::Continue(())
-                }
-            };
-            let outcome = match self.generator.generate(ask, &mut on) {
-                Ok(outcome) => outcome,
-                Err(failure) => return News::Failed(failure),
-            };
-            let tokens = &self.tally;
-            let add =
-                |counter: &AtomicU64, n: usize| counter.fetch_add(n as u64, Ordering::Relaxed);
-            add(&tokens.prompt_tokens, outcome.prompt_tokens);
-            add(&tokens.completion_tokens, outcome.completion_tokens);
-            if outcome.finish == Finish::Interrupted {
-                return News::Interrupted;
+    /// Scores the tokens of a prompt; tells of the prompt too where nothing is generated after it.
+    fn score_prompt(&self, job: &Job, choice: usize) -> Result<Outcome, Failure> {
+        let ids = self.generator.tokens(&job.asks[choice].prompt)?;
+        let top = job.scores.unwrap_or(0);
+        let mut scores = Vec::with_capacity(ids.len());
+        let outcome = self.generator.read(&ids, &job.cancel, &mut |row, logits| {
+            if let Some(&next) = ids.get(row + 1) {
+                scores.push(logprobs::score(next, logits, top));
             }
-            let step = Step::Ended(outcome);
-            // A client that left is noticed at the next choice, or there is none.
+        })?;
+        let tell = |step| {
+            // A client that left is noticed by whoever generates next.
             let _ = job.news.send(News::Choice { choice, step });
+        };
+        tell(Step::PromptScores(scores));
+        if job.asks[choice].max_tokens == Some(0) {
+            tell(Step::Prompt(ids));
         }
-        News::Done
+        Ok(outcome)
+    }
+
+    /// Makes a job's generations, several at a time where there are several; returns the last news.
+    fn run(&self, job: &Job) -> News {
+        let next = AtomicUsize::new(0);
+        let worst = Mutex::new(None);
+        let lane = || {
+            while let Some(choice) = Some(next.fetch_add(1, Ordering::Relaxed))
+                && choice < job.asks.len()
+            {
+                // A panic in the arithmetic costs one request, not the server.
+                let ran = std::panic::catch_unwind(AssertUnwindSafe(|| self.choice(job, choice)));
+                let ended = ran.unwrap_or_else(|_| Some(News::Failed(broken())));
+                if ended.is_some() {
+                    // What is left of the request serves nobody.
+                    job.cancel.cancel();
+                    next.store(job.asks.len(), Ordering::Relaxed);
+                    let mut worst = worst.lock().unwrap_or_else(PoisonError::into_inner);
+                    // The first to fail says why; others end because of it.
+                    *worst = worst.take().or(ended);
+                    return;
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..self.running_max.min(job.asks.len()) {
+                scope.spawn(lane);
+            }
+            lane();
+        });
+        let worst = worst.into_inner().unwrap_or_else(PoisonError::into_inner);
+        worst.unwrap_or(News::Done)
+    }
+
+    /// Makes one choice; `None` where it ended well.
+    fn choice(&self, job: &Job, choice: usize) -> Option<News> {
+        let ask = &job.asks[choice];
+        let mut read = None;
+        if ask.score_prompt {
+            match self.score_prompt(job, choice) {
+                Ok(outcome) => read = Some(outcome),
+                Err(failure) => return Some(News::Failed(failure)),
+            }
+        }
+        let mut on = |happening: Happening<'_>| {
+            let step = match happening {
+                Happening::Prompt(ids) => Step::Prompt(ids.to_vec()),
+                Happening::Token { id, logits } => {
+                    let score = |top| Box::new(logprobs::score(id, logits, top));
+                    Step::Token(job.scores.map(score))
+                }
+                Happening::Reply(event) => Step::Reply(event.clone()),
+            };
+            let sent = job.news.send(News::Choice { choice, step });
+            if sent.is_err() || job.cancel.asked() || self.ending(ask.patient) {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        };
+        let made = match read {
+            // The echo was all.
+            Some(outcome) if ask.max_tokens == Some(0) => Ok(outcome),
+            Some(outcome) if outcome.finish == Finish::Interrupted => Ok(outcome),
+            _ => self.generator.generate(ask, &mut on),
+        };
+        let mut outcome = match made {
+            Ok(outcome) => outcome,
+            Err(failure) => return Some(News::Failed(failure)),
+        };
+        if let Some(read) = read
+            && ask.max_tokens != Some(0)
+        {
+            outcome.ledger.add(&read.ledger);
+        }
+        let tokens = &self.tally;
+        let add = |counter: &AtomicU64, n: usize| counter.fetch_add(n as u64, Ordering::Relaxed);
+        add(&tokens.prompt_tokens, outcome.prompt_tokens);
+        add(&tokens.cached_tokens, outcome.cached_tokens);
+        add(&tokens.completion_tokens, outcome.completion_tokens);
+        if outcome.finish == Finish::Interrupted {
+            return Some(News::Interrupted);
+        }
+        let step = Step::Ended(outcome);
+        // A client that left is noticed at the next choice, or there is none.
+        let _ = job.news.send(News::Choice { choice, step });
+        None
+    }
+}
+
+fn broken() -> Failure {
+    Failure::Broken {
+        message: "the engine failed; its own message is in the server's log".to_owned(),
     }
 }

@@ -4,6 +4,10 @@ pub(super) mod chat;
 pub(super) mod completions;
 pub(super) mod responses;
 
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use serde::Deserialize;
 use serde::Serialize;
 use serde_json::Value;
 use serde_json::json;
@@ -16,10 +20,10 @@ use super::queue::Step;
 use crate::text::ReplyEvent;
 
 /// One event of a stream.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Frame {
     /// The event's name, for the shapes that have one.
-    pub(super) event: Option<&'static str>,
+    pub(super) event: Option<Cow<'static, str>>,
     pub(super) data: Value,
 }
 
@@ -58,14 +62,20 @@ pub(super) struct Envelope {
     pub(super) created: u64,
     pub(super) model: String,
     pub(super) fingerprint: String,
+    /// What else is to be known of how the reply came about.
+    pub(super) note: Option<Value>,
 }
 
 impl Envelope {
     fn with(&self, object: &str, choices: &Value) -> Value {
-        json!({
+        let mut json = json!({
             "id": self.id, "object": object, "created": self.created, "model": self.model,
             "system_fingerprint": self.fingerprint, "choices": choices,
-        })
+        });
+        if let Some(note) = &self.note {
+            json["deltafin"] = note.clone();
+        }
+        json
     }
 }
 
@@ -96,8 +106,9 @@ pub(super) struct Usage {
     completion_tokens: usize,
     /// Tokens that became reasoning.
     reasoning_tokens: usize,
-    /// Tokens that have become nothing yet.
-    pending: usize,
+    /// Of each choice, tokens that have become nothing yet.
+    pending: HashMap<usize, usize>,
+    cached_tokens: usize,
     ledger: Ledger,
     /// The seed of the first choice.
     seed: u64,
@@ -118,7 +129,8 @@ impl Usage {
             prompt_tokens: 0,
             completion_tokens: 0,
             reasoning_tokens: 0,
-            pending: 0,
+            pending: HashMap::new(),
+            cached_tokens: 0,
             ledger: Ledger::default(),
             seed,
             effort,
@@ -126,24 +138,29 @@ impl Usage {
     }
 
     /// Counts the tokens that become reasoning; markup belongs to neither side.
-    fn count(&mut self, step: &Step) {
+    fn count(&mut self, choice: usize, step: &Step) {
+        let pending = self.pending.entry(choice).or_default();
         match step {
-            Step::Token(_) => self.pending += 1,
+            Step::Token(_) => *pending += 1,
             Step::Reply(event) => {
-                let became = std::mem::take(&mut self.pending);
+                let became = std::mem::take(pending);
                 if matches!(event, ReplyEvent::Reasoning(_)) {
                     self.reasoning_tokens += became;
                 }
             }
-            Step::Prompt(_) | Step::Ended(_) => self.pending = 0,
+            Step::Prompt(_) | Step::PromptScores(_) | Step::Ended(_) => *pending = 0,
         }
     }
 
     fn add(&mut self, choice: usize, outcome: &Outcome) {
         if choice.is_multiple_of(self.n) {
             self.prompt_tokens += outcome.prompt_tokens;
+            self.cached_tokens += outcome.cached_tokens;
         }
         self.completion_tokens += outcome.completion_tokens;
+        if let Some(reasoning) = outcome.reasoning_tokens {
+            self.reasoning_tokens = reasoning;
+        }
         self.ledger.add(&outcome.ledger);
     }
 
@@ -152,7 +169,7 @@ impl Usage {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": { "cached_tokens": 0 },
+            "prompt_tokens_details": { "cached_tokens": self.cached_tokens, "cache_write_tokens": 0 },
             "completion_tokens_details": { "reasoning_tokens": self.reasoning_tokens },
             "deltafin": self.deltafin(),
         })
@@ -162,7 +179,7 @@ impl Usage {
     fn response_json(&self) -> Value {
         json!({
             "input_tokens": self.prompt_tokens,
-            "input_tokens_details": { "cached_tokens": 0 },
+            "input_tokens_details": { "cached_tokens": self.cached_tokens, "cache_write_tokens": 0 },
             "output_tokens": self.completion_tokens,
             "output_tokens_details": { "reasoning_tokens": self.reasoning_tokens },
             "total_tokens": self.prompt_tokens + self.completion_tokens,
@@ -205,7 +222,7 @@ impl BySource {
 }
 
 impl Ledger {
-    fn add(&mut self, other: &Ledger) {
+    pub(super) fn add(&mut self, other: &Ledger) {
         self.requested += other.requested;
         self.experts.add(&other.experts);
         self.bytes.add(&other.bytes);

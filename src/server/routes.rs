@@ -1,5 +1,7 @@
 //! The routes, and what they do with a request that has been let in.
 
+pub(super) mod responses;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,6 +9,7 @@ use axum::Json;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Path;
+use axum::extract::Query;
 use axum::extract::State;
 use axum::http::HeaderValue;
 use axum::http::StatusCode;
@@ -27,6 +30,7 @@ use super::ask::Read;
 use super::error::ApiError;
 use super::gate;
 use super::generator::Ask;
+use super::generator::Failure;
 use super::generator::Generator;
 use super::generator::Prompt;
 use super::grammar::Demand;
@@ -49,6 +53,9 @@ use super::unix_now;
 /// A request's body is sent in one go; who takes longer is not sending it.
 const BODY_PATIENCE: Duration = Duration::from_secs(60);
 
+/// Distributions of a prompt that are held at once while it is scored, in bytes.
+const SCORED_BYTES: usize = 1 << 30;
+
 pub(super) fn app(door: Arc<Door>) -> Router {
     let behind_key = Router::new()
         .route("/v1/models", get(models))
@@ -56,8 +63,19 @@ pub(super) fn app(door: Arc<Door>) -> Router {
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completions))
         .route("/v1/embeddings", post(no_embeddings))
-        .route("/v1/responses", post(responses))
+        .route("/v1/responses", post(responses::create))
+        .route(
+            "/v1/responses/{id}",
+            get(responses::retrieve).delete(responses::delete),
+        )
+        .route("/v1/responses/{id}/cancel", post(responses::cancel))
+        .route(
+            "/v1/responses/{id}/input_items",
+            get(responses::input_items),
+        )
         .route("/metrics", get(metrics))
+        // Which experts a prompt needs says something of the prompt.
+        .route("/live", get(live))
         .layer(middleware::from_fn_with_state(Arc::clone(&door), gate::key));
     Router::new()
         .merge(behind_key)
@@ -141,47 +159,28 @@ async fn chat(State(door): State<Arc<Door>>, body: Body) -> Result<Response, Api
         read.asks.len(),
         read.kind.logprobs.then_some(generator),
     );
-    answer(&door, queue, read, Box::new(shape)).await
-}
-
-async fn responses(State(door): State<Arc<Door>>, body: Body) -> Result<Response, ApiError> {
-    let body = read_body(&door, body).await?;
-    let queue = door.queue()?;
-    let generator = queue.generator();
-    let mut read = ask::responses::read(Params::parse(&body)?, &facts(generator.as_ref()))?;
-    check(generator, &read).await?;
-    let demand = read.kind.demand.take();
-    constrain(&door, generator, &mut read.asks, demand).await?;
-    let shape = reply::responses::ResponseReply::new(
-        envelope(generator.as_ref(), "resp_"),
-        usage(&read, Some(read.kind.effort.as_str())),
-        std::mem::take(&mut read.kind.echo),
-    );
-    answer(&door, queue, read, Box::new(shape)).await
+    answer_with(&door, queue, read, Box::new(shape)).await
 }
 
 async fn completions(State(door): State<Arc<Door>>, body: Body) -> Result<Response, ApiError> {
     let body = read_body(&door, body).await?;
     let queue = door.queue()?;
     let generator = queue.generator();
-    let read = ask::completions::read(Params::parse(&body)?, &facts(generator.as_ref()))?;
+    let mut read = ask::completions::read(Params::parse(&body)?, &facts(generator.as_ref()))?;
     check(generator, &read).await?;
-    let echo = read.kind.echo.then(|| {
-        let sent = |ask: &Ask| match &ask.prompt {
-            Prompt::Text(text) => Some(text.clone()),
-            Prompt::Ids(_) | Prompt::Chat(_) => None,
-        };
-        read.asks.iter().map(sent).collect()
-    });
+    let echo = read.kind.echo.take();
+    let mut envelope = envelope(generator.as_ref(), "cmpl-");
+    // K3 has no tokens for a hole in a text: whoever compares models should know how it was asked.
+    envelope.note = read.kind.between.then(|| json!({ "suffix": "chat" }));
     let shape = reply::completions::CompletionReply::new(
-        envelope(generator.as_ref(), "cmpl-"),
+        envelope,
         usage(&read, None),
         read.delivery.include_usage,
         read.asks.len(),
         echo,
-        (read.scores.is_some(), generator),
+        (read.scores.is_some(), read.kind.between, generator),
     );
-    answer(&door, queue, read, Box::new(shape)).await
+    answer_with(&door, queue, read, Box::new(shape)).await
 }
 
 fn usage<K>(read: &Read<K>, effort: Option<&'static str>) -> Usage {
@@ -195,6 +194,7 @@ fn envelope(generator: &dyn Generator, prefix: &str) -> Envelope {
         created: unix_now(),
         model: generator.model().to_owned(),
         fingerprint: generator.fingerprint(),
+        note: None,
     }
 }
 
@@ -202,12 +202,25 @@ fn envelope(generator: &dyn Generator, prefix: &str) -> Envelope {
 /// thread that may work for a while: a prompt may be a book.
 async fn check<K>(generator: &Arc<dyn Generator>, read: &Read<K>) -> Result<(), ApiError> {
     let asks = read.asks.iter().step_by(read.n);
-    let prompts: Vec<Prompt> = asks.map(|ask| ask.prompt.clone()).collect();
+    let prompts: Vec<(Prompt, bool)> = asks
+        .map(|ask| (ask.prompt.clone(), ask.score_prompt))
+        .collect();
     let generator = Arc::clone(generator);
     let checked = tokio::task::spawn_blocking(move || {
-        prompts
-            .iter()
-            .try_for_each(|prompt| generator.tokens(prompt).map(drop))
+        prompts.iter().try_for_each(|(prompt, scored)| {
+            let tokens = generator.tokens(prompt)?.len();
+            let most = SCORED_BYTES / (generator.vocab() * size_of::<f32>()).max(1);
+            if *scored && tokens > most {
+                return Err(Failure::Refused {
+                    param: Some("echo".to_owned()),
+                    code: "invalid_value",
+                    message: format!(
+                        "The prompt has {tokens} tokens; with 'logprobs', up to {most} are echoed."
+                    ),
+                });
+            }
+            Ok(())
+        })
     });
     let checked = checked.await.map_err(|_| {
         let message = "The prompt could not be turned into tokens.";
@@ -253,7 +266,7 @@ async fn constrain(
     Ok(())
 }
 
-async fn answer<K>(
+async fn answer_with<K>(
     door: &Door,
     queue: &Arc<Queue>,
     read: Read<K>,
@@ -338,7 +351,7 @@ async fn metrics(State(door): State<Arc<Door>>) -> Response {
 async fn page() -> Response {
     let only_itself = HeaderValue::from_static(
         "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
-         connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+         connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     );
     let headers = [(header::CONTENT_SECURITY_POLICY, only_itself)];
     (headers, Html(include_str!("page.html"))).into_response()
@@ -347,6 +360,24 @@ async fn page() -> Response {
 async fn openapi() -> Response {
     let json = HeaderValue::from_static("application/json");
     ([(header::CONTENT_TYPE, json)], include_str!("openapi.json")).into_response()
+}
+
+/// What the page's picture of the machine is drawn from: what is going on, and the experts that
+/// arrived since the last look.
+async fn live(State(door): State<Arc<Door>>, Query(since): Query<Since>) -> Json<Value> {
+    let Json(mut body) = health(State(Arc::clone(&door))).await;
+    if let Some(queue) = door.queue.get() {
+        let (next, arrived) = queue.generator().arrivals(since.since.unwrap_or(0));
+        let told = arrived.iter();
+        let told = told.map(|one| json!([one.layer, one.expert, &one.source[..1]]));
+        body["arrivals"] = json!({ "next": next, "experts": told.collect::<Vec<_>>() });
+    }
+    Json(body)
+}
+
+#[derive(serde::Deserialize)]
+struct Since {
+    since: Option<u64>,
 }
 
 /// For those who watch statuses rather than bodies.

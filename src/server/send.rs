@@ -25,6 +25,7 @@ use super::queue::News;
 use super::queue::Place;
 use super::reply::Frame;
 use super::reply::Shape;
+use super::shelf::Record;
 
 /// A whole reply that is done by then, or has failed, gets a status of its own; later it is too late
 /// for anything but 200.
@@ -50,11 +51,11 @@ impl Sending {
     }
 }
 
-fn stopping() -> ApiError {
+pub(super) fn stopping() -> ApiError {
     ApiError::busy("server_stopping", "The server is stopping.", 60)
 }
 
-fn lost() -> ApiError {
+pub(super) fn lost() -> ApiError {
     ApiError::plain(
         axum::http::StatusCode::INTERNAL_SERVER_ERROR,
         "internal_error",
@@ -88,6 +89,11 @@ fn describe(now: &Now) -> String {
     write.expect("a String takes all");
     if let Some(last) = now.last_token {
         write!(line, "; a token takes {last:.1} s").expect("a String takes all");
+        let left = now.max_tokens.saturating_sub(now.generated);
+        if let (Ok(left), true) = (u32::try_from(left), now.generated > 0) {
+            let most = f64::from(left) * last;
+            write!(line, ", at most {most:.0} s to go").expect("a String takes all");
+        }
     }
     line
 }
@@ -106,7 +112,45 @@ pub(super) fn stream(sending: Sending) -> Response {
     });
     // The first bytes do not wait for anything: whoever sits between must see life at once.
     let first = futures_util::stream::iter([Ok(first)]);
-    let body = Body::from_stream(futures_util::StreamExt::chain(first, rest));
+    event_stream(Body::from_stream(futures_util::StreamExt::chain(
+        first, rest,
+    )))
+}
+
+/// The same, of a response that is made in the background: what was said from this frame on, then
+/// what is being said. Whoever leaves can come back.
+pub(super) fn follow(record: Arc<Record>, from: usize, heartbeat: Duration) -> Response {
+    let watch = record.watch();
+    let first = futures_util::stream::iter([Ok::<_, io::Error>(Bytes::from(comment(
+        "in the background",
+    )))]);
+    let rest = futures_util::stream::unfold(Some((record, watch, from)), move |state| async move {
+        let (record, mut watch, from) = state?;
+        let grown = async {
+            let grown = watch.wait_for(|(length, last)| *length > from || *last);
+            grown.await.map(|grown| grown.1)
+        };
+        let waited = tokio::time::timeout(heartbeat, grown).await;
+        let last = match waited {
+            Err(_) => {
+                let text = Bytes::from(comment("still at work"));
+                return Some((Ok(text), Some((record, watch, from))));
+            }
+            // The record holds the other side, so this cannot be; if it were, nothing more comes.
+            Ok(Err(_)) => true,
+            Ok(Ok(last)) => last,
+        };
+        let frames = record.frames(from);
+        let next = from.max(from + frames.len());
+        let state = (!last).then_some((record, watch, next));
+        Some((Ok(Bytes::from(events(&frames))), state))
+    });
+    event_stream(Body::from_stream(futures_util::StreamExt::chain(
+        first, rest,
+    )))
+}
+
+fn event_stream(body: Body) -> Response {
     let mut reply = Response::new(body);
     let headers = reply.headers_mut();
     let mut put = |name, value| headers.insert(name, HeaderValue::from_static(value));
@@ -170,7 +214,7 @@ fn comment(text: &str) -> String {
 fn events(frames: &[Frame]) -> String {
     let mut text = String::new();
     for frame in frames {
-        if let Some(name) = frame.event {
+        if let Some(name) = &frame.event {
             text.push_str(&format!("event: {name}\n"));
         }
         // JSON holds no line break outside its strings, and inside they are escaped.

@@ -66,6 +66,16 @@ pub trait Content: Send + Sync {
         true
     }
 
+    /// Makes `range` readable as far as a first byte needs it, before a reply is begun; may block.
+    /// Whether it is, or can be made so: what is not is not found here.
+    ///
+    /// # Errors
+    ///
+    /// Where it should be and is not just now.
+    fn ready(&self, range: ByteRange) -> io::Result<bool> {
+        Ok(self.has(range))
+    }
+
     /// Exactly `len` bytes from `offset`; may block.
     ///
     /// # Errors

@@ -2,8 +2,8 @@
 //!
 //! Whatever downloads from a hub downloads from here, unmodified: a `resolve` URL answers with the
 //! file's facts and a redirect to a second path, which stands for the CDN and alone serves bytes.
-//! Three things can stand behind it, each a [`Backend`]: a store, complete or still growing
-//! ([`Stored`]), a folder in Hugging Face layout ([`Folder`]), and the small trained model inside
+//! Four things can stand behind it, each a [`Backend`]: a store, complete or still growing
+//! ([`Stored`]), a store that fetches what it lacks ([`ThroughStore`]), a folder in Hugging Face layout ([`Folder`]), and the small trained model inside
 //! this binary ([`Embedded`]).
 //!
 //! ```text
@@ -23,6 +23,7 @@ mod routes;
 mod stored;
 #[cfg(test)]
 mod tests;
+mod through;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -42,6 +43,7 @@ pub use link::Link;
 pub(crate) use listen::Limits;
 pub(crate) use listen::serve;
 pub use stored::Stored;
+pub use through::ThroughStore;
 
 /// What can go wrong before a share serves; afterwards every fault is a reply to one request.
 #[derive(Debug, thiserror::Error)]

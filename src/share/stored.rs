@@ -71,6 +71,11 @@ impl Stored {
     pub fn listing(&self) -> &Listing {
         &self.listing
     }
+
+    /// Whether a file is held as it is, rather than put together from parts.
+    pub(super) fn is_small(&self, path: &str) -> bool {
+        self.small.contains_key(path)
+    }
 }
 
 impl Backend for Stored {

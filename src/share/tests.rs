@@ -407,8 +407,9 @@ fn a_shaped_link_is_as_slow_as_it_says() {
     assert!(started.elapsed() >= Duration::from_millis(1_000));
 }
 
-#[test]
-fn a_client_that_never_ends_its_headers_is_let_go() {
+/// Serves `/` and `/large` under `limits` while `body` runs.
+fn bounded(limits: super::Limits, body: impl FnOnce(std::net::SocketAddr)) {
+    const LARGE: &[u8] = &[7; 64 << 20];
     let listener = std::net::TcpListener::bind(ANY).unwrap();
     listener.set_nonblocking(true).unwrap();
     let addr = listener.local_addr().unwrap();
@@ -419,12 +420,9 @@ fn a_client_that_never_ends_its_headers_is_let_go() {
             .build()
             .unwrap();
         runtime.block_on(async {
-            let router = axum::Router::new().route("/", axum::routing::get(|| async { "here" }));
-            let limits = super::Limits {
-                connections: 1,
-                headers: Duration::from_millis(200),
-                ..super::Limits::default()
-            };
+            let router = axum::Router::new()
+                .route("/", axum::routing::get(|| async { "here" }))
+                .route("/large", axum::routing::get(|| async { LARGE }));
             let listener = tokio::net::TcpListener::from_std(listener).unwrap();
             super::serve(listener, router, limits, async {
                 let _ = stopped.await;
@@ -432,19 +430,69 @@ fn a_client_that_never_ends_its_headers_is_let_go() {
             .await;
         });
     });
-    // The only place is taken by one who drips; the next is served all the same.
-    let mut slow = TcpStream::connect(addr).unwrap();
-    slow.write_all(b"GET / HTTP/1.1\r\nHost:").unwrap();
+    body(addr);
+    stop.send(()).unwrap();
+    server.join().unwrap();
+}
+
+fn is_served(addr: std::net::SocketAddr) {
     let mut next = TcpStream::connect(addr).unwrap();
-    next.set_read_timeout(Some(Duration::from_secs(10)))
+    next.set_read_timeout(Some(Duration::from_secs(30)))
         .unwrap();
     next.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         .unwrap();
     let mut reply = String::new();
     next.read_to_string(&mut reply).unwrap();
     assert!(reply.ends_with("here"), "{reply}");
-    stop.send(()).unwrap();
-    server.join().unwrap();
+}
+
+#[test]
+fn a_client_that_never_ends_its_headers_is_let_go() {
+    let limits = super::Limits {
+        connections: 1,
+        headers: Duration::from_millis(200),
+        ..super::Limits::default()
+    };
+    // The only place is taken by one who drips; the next is served all the same.
+    bounded(limits, |addr| {
+        let mut slow = TcpStream::connect(addr).unwrap();
+        slow.write_all(b"GET / HTTP/1.1\r\nHost:").unwrap();
+        is_served(addr);
+    });
+}
+
+#[test]
+fn a_client_that_takes_nothing_of_its_reply_is_let_go() {
+    let limits = super::Limits {
+        connections: 1,
+        write_stall: Duration::from_millis(200),
+        ..super::Limits::default()
+    };
+    bounded(limits, |addr| {
+        let mut deaf = TcpStream::connect(addr).unwrap();
+        deaf.write_all(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+            .unwrap();
+        is_served(addr);
+    });
+}
+
+#[test]
+fn thousands_of_silent_connections_do_not_keep_others_out() {
+    let limits = super::Limits {
+        connections: 50,
+        headers: Duration::from_millis(100),
+        ..super::Limits::default()
+    };
+    bounded(limits, |addr| {
+        // Two thousand, of which no more at once than leaves descriptors to the other tests.
+        for _ in 0..5 {
+            let silent: Vec<TcpStream> = (0..400)
+                .map(|_| TcpStream::connect(addr).unwrap())
+                .collect();
+            is_served(addr);
+            drop(silent);
+        }
+    });
 }
 
 #[test]

@@ -44,6 +44,11 @@ impl Store {
         self.inner.trim(bytes)
     }
 
+    /// The budget of this process.
+    pub fn budget(&self) -> Budget {
+        lock(&self.inner.limits).budget
+    }
+
     /// Changes the budget of this process, evicting what is too much.
     pub fn set_budget(&self, budget: Budget) -> Result<Trimmed, StoreError> {
         lock(&self.inner.limits).budget = budget;

@@ -27,6 +27,27 @@ impl Lease {
         self.len == 0
     }
 
+    /// Where the expert lies, for whoever reads it past the page cache.
+    pub fn path(&self) -> std::path::PathBuf {
+        self.entry.path()
+    }
+
+    /// Whether the bytes have been compared with their digest, or need not be: until then only
+    /// [`Lease::read`] may be believed.
+    pub fn is_checked(&self) -> bool {
+        let entry = &self.entry;
+        let known = lock(&entry.inner().state).index.get(entry.id);
+        if known.is_some_and(|known| known.checked) {
+            return true;
+        }
+        let told = entry.model.log.get(&entry.subject());
+        let fine = told.is_ok_and(|told| told.is_some_and(|told| !told.suspect));
+        if fine {
+            lock(&entry.inner().state).index.set_checked(entry.id);
+        }
+        fine
+    }
+
     /// Reads the expert: its length is checked always, its digest at the first use after an unclean
     /// stop.
     ///

@@ -9,6 +9,7 @@
 //!     core/042 …, top     fetched once; 042.part and 042.progress while it is on its way
 //!     experts/042/0123    one file an expert: the hub's bytes
 //!     experts/tmp/        on their way to a final name; never read
+//!     experts/part/       the beginnings of experts that a full install is bringing
 //!     rest/SHARD/A-B      bytes A..B of a shard that the text engine never reads
 //!     digests             what each file's bytes should be
 //!   store.json            budget and reserve last set; models installed without a limit
@@ -47,6 +48,7 @@ use serde::Serialize;
 use crate::terms::RepoId;
 use crate::terms::Revision;
 
+mod arrival;
 mod budget;
 mod core;
 mod digests;
@@ -67,6 +69,7 @@ mod verify;
 #[cfg(test)]
 mod tests;
 
+pub use self::arrival::ExpertWriter;
 pub use self::budget::Trimmed;
 pub use self::core::CoreBusy;
 pub use self::core::CoreState;

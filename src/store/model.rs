@@ -101,6 +101,12 @@ impl ModelStore {
         &self.store
     }
 
+    /// Bytes that may still be written to the disk, where it tells.
+    pub fn free(&self) -> Option<u64> {
+        let inner = &self.store.inner;
+        inner.disk.free(&inner.home).ok()
+    }
+
     pub(super) fn record(&self) -> &Arc<Model> {
         &self.model
     }

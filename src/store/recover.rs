@@ -323,6 +323,7 @@ fn sweep_leftovers(inner: &Inner, alive: &HashSet<u64>) -> io::Result<()> {
                 remove_any(disk, &temporary.join(&file.name))?;
             }
         }
+        super::arrival::sweep_parts(inner, &model)?;
         for path in &scan.wrong {
             if remove_any(disk, path).is_ok() {
                 lock(&inner.state).stats.damaged += 1;

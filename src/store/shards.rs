@@ -165,7 +165,8 @@ impl Shards {
         place.map_or(&[], |place| &self.stretches[place])
     }
 
-    fn size(&self, shard: &str) -> u64 {
+    /// Bytes of a shard: 0 for a name that is no shard's.
+    pub fn size(&self, shard: &str) -> u64 {
         self.stretches(shard).last().map_or(0, |s| s.range.end)
     }
 }

@@ -38,6 +38,13 @@ impl Slot {
     /// Oldest experts go first to make room; none goes if that would not be enough.
     pub fn fill(mut self, bytes: Bytes, sha256: Digest, source: &str) -> Filled {
         let kept = self.keep(&bytes, sha256, source);
+        let filled = self.note(kept);
+        self.land(Some(bytes));
+        filled
+    }
+
+    /// Counts what became of the expert.
+    pub(super) fn note(&self, kept: Result<(), NotKept>) -> Filled {
         {
             let mut state = lock(&self.entry.inner().state);
             match kept {
@@ -55,7 +62,6 @@ impl Slot {
                 }
             }
         }
-        self.land(Some(bytes));
         match kept {
             Ok(()) => Filled::Kept,
             Err(why) => Filled::NotKept(why),
@@ -63,31 +69,23 @@ impl Slot {
     }
 
     fn keep(&self, bytes: &Bytes, sha256: Digest, source: &str) -> Result<(), NotKept> {
-        let (inner, model) = (self.entry.inner(), &self.entry.model);
+        let inner = self.entry.inner();
         if bytes.len() as u64 != self.len {
             return Err(NotKept::Length);
         }
         if inner.life_line.is_none() {
             return Err(NotKept::Full);
         }
-        let told = model.log.get(&self.entry.subject());
-        if let Some(told) = told.map_err(|e| not_kept(&e))?
-            && told.known.sha256 != sha256
-        {
-            return Err(NotKept::Conflict(told.known));
-        }
+        let known = self.agreed(Known {
+            sha256,
+            length: self.len,
+            level: Level::FirstUse,
+        })?;
         let fixed = lock(&inner.state).index.is_fixed(self.entry.id.model);
         inner.reserve(self.len, fixed)?;
         let temporary = self.temporary();
         let stored = self.write(&temporary, bytes).map_err(|e| not_kept(&e));
-        let stored = stored.and_then(|mtime| {
-            let known = Known {
-                sha256,
-                length: self.len,
-                level: Level::FirstUse,
-            };
-            self.publish(&temporary, mtime, known, source, fixed)
-        });
+        let stored = stored.and_then(|mtime| self.publish(&temporary, mtime, known, source, fixed));
         if stored.is_err() {
             // What cannot be removed stays reserved: it is on the disk.
             let removed = super::disk::remove_any(&*inner.disk, &temporary).is_ok();
@@ -98,6 +96,15 @@ impl Slot {
             syncer.wake();
         }
         stored
+    }
+
+    /// Holds what has arrived against what is known of it.
+    pub(super) fn agreed(&self, arrived: Known) -> Result<Known, NotKept> {
+        let told = self.entry.model.log.get(&self.entry.subject());
+        match told.map_err(|e| not_kept(&e))? {
+            Some(told) if told.known.sha256 != arrived.sha256 => Err(NotKept::Conflict(told.known)),
+            _ => Ok(arrived),
+        }
     }
 
     fn temporary(&self) -> PathBuf {
@@ -120,7 +127,7 @@ impl Slot {
     /// Gives a whole temporary file its name. Everything that other processes must see as one step
     /// happens inside the gate, in the order in which a kill at any point does least harm: count,
     /// digest, name.
-    fn publish(
+    pub(super) fn publish(
         &self,
         temporary: &Path,
         mtime: u64,
@@ -179,7 +186,7 @@ impl Slot {
     }
 
     /// Ends the flight: nobody waits for this slot any more.
-    fn land(&mut self, bytes: Option<Bytes>) {
+    pub(super) fn land(&mut self, bytes: Option<Bytes>) {
         let inner = self.entry.inner();
         if let Some(claim) = self.claim.take() {
             let _ = inner.disk.remove_file(&claim);
@@ -198,7 +205,7 @@ impl Drop for Slot {
     }
 }
 
-fn open_new(disk: &dyn Disk, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+pub(super) fn open_new(disk: &dyn Disk, path: &Path) -> io::Result<Box<dyn DiskFile>> {
     match disk.open(path, How::CreateNew) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             disk.create_folder(path.parent().unwrap_or(path))?;

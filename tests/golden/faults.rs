@@ -239,3 +239,113 @@ fn our_own_mistakes_are_found_before_they_compute_nonsense() {
     let again = panics(&mut [&mut poisoned], &[row(0, 1)]);
     assert!(again.contains("poisoned"), "{again}");
 }
+
+/// Brings everything but one expert, whose request it answers with an error, at the place that it would have come in.
+struct Lacking<'a>(&'a Folder, ExpertKey);
+
+impl ExpertSupply for Lacking<'_> {
+    type Lease = Vec<u8>;
+    type Error = Failure;
+
+    fn request(
+        &self,
+        keys: &[ExpertKey],
+    ) -> impl Iterator<Item = Result<(ExpertKey, Vec<u8>), Failure>> {
+        let lacks = self.1;
+        let come = self.0.request(keys).map(move |arrival| match arrival {
+            Ok((key, _)) if key == lacks => Err(Failure::Supply),
+            other => other.map_err(Failure::Model),
+        });
+        come.collect::<Vec<_>>().into_iter()
+    }
+}
+
+impl CoreSupply for Lacking<'_> {
+    type Lease = Lease;
+    type Error = Failure;
+
+    fn core(&self, part: CorePart) -> Result<Lease, Failure> {
+        Ok(self.0.core(part)?)
+    }
+}
+
+/// Leaves the third sequence's rows in the lurch at a layer.
+struct Leaves(u16, std::sync::atomic::AtomicU64);
+
+impl deltafin::model::Watch for Leaves {
+    fn layer(&mut self, layer: u16) {
+        self.1
+            .store(layer.into(), std::sync::atomic::Ordering::Relaxed);
+    }
+
+    fn left(&self, sequence: usize) -> bool {
+        sequence == 2 && self.1.load(std::sync::atomic::Ordering::Relaxed) >= self.0.into()
+    }
+}
+
+#[test]
+fn what_happens_to_one_sequence_of_a_sweep_harms_no_other() {
+    let runner = Runner::open("tiny-k3");
+    let vocab = runner.folder.spec.vocab;
+    let top_k = runner.folder.spec.moe.as_ref().unwrap().top_k;
+    let texts: Vec<Vec<u32>> = (0..4)
+        .map(|n| (0..5).map(|i| n * 31 + i * 7).collect())
+        .collect();
+    let alone: Vec<_> = texts
+        .iter()
+        .map(|ids| {
+            let mut sequence = runner.sequence();
+            let sweep = runner.read(&mut sequence, ids, usize::MAX);
+            (crate::runner::bits(&sweep, &sequence), sweep)
+        })
+        .collect();
+    let chose = |sequence: usize, key: ExpertKey| {
+        let mut routes = alone[sequence].1.routes.iter();
+        let routes = routes.find(|r| r.layer == key.layer).unwrap();
+        routes.experts.contains(&key.expert)
+    };
+    let mut partly = 0;
+    for key in runner.folder.spec.expert_keys().step_by(7) {
+        let mut sequences: Vec<Sequence> = texts.iter().map(|_| runner.sequence()).collect();
+        let rows: Vec<Row> = (0..4)
+            .flat_map(|n| texts[n].iter().map(move |id| row(n, *id)))
+            .collect();
+        let supply = Lacking(&runner.folder, key);
+        let mut borrowed: Vec<&mut Sequence> = sequences.iter_mut().collect();
+        let mut leaves = Leaves(2, 0.into());
+        let swept = runner
+            .model
+            .sweep_shared(&supply, &supply, &mut borrowed, &rows, &mut leaves);
+        // One that has left by then asks for nothing any more.
+        let lost = |n: usize| n == 2 || chose(n, key);
+        let lost: Vec<usize> = (0..4).filter(|n| lost(*n)).collect();
+        let Ok(shared) = swept else {
+            assert_eq!(lost.len(), 4, "{key}: somebody could have gone on");
+            continue;
+        };
+        assert_eq!(shared.lost, lost, "{key}");
+        let failed = lost.len() > 1 || (chose(2, key) && key.layer < 2);
+        assert_eq!(shared.failure, failed.then_some(Failure::Supply), "{key}");
+        partly += usize::from(lost.len() > 1);
+        for (n, sequence) in sequences.iter().enumerate() {
+            assert_eq!(sequence.poisoned(), lost.contains(&n), "{key}");
+            if lost.contains(&n) {
+                continue;
+            }
+            let mut mine = shared.sweep.clone();
+            mine.logits = mine.logits[n * 5 * vocab..][..5 * vocab].to_vec();
+            for routes in &mut mine.routes {
+                routes.experts = routes.experts[n * 5 * top_k..][..5 * top_k].to_vec();
+                routes.weights = routes.weights[n * 5 * top_k..][..5 * top_k].to_vec();
+            }
+            assert!(
+                crate::runner::bits(&mine, sequence) == alone[n].0,
+                "{key}: {n}"
+            );
+        }
+    }
+    assert!(
+        partly > 3,
+        "{partly} experts were needed by some and not by all"
+    );
+}

@@ -5,6 +5,7 @@ use std::process::Stdio;
 
 use deltafin::share::Server;
 
+use crate::EXPERT;
 use crate::MODEL;
 use crate::WHO;
 use crate::golden;
@@ -24,19 +25,30 @@ struct Shared {
 
 impl Shared {
     fn of(home: &Path) -> Shared {
+        Shared::with(home, &[])
+    }
+
+    /// `share --through` of a store that fetches from `hub`.
+    fn through(home: &Path, hub: &Server, more: &[&str]) -> Shared {
+        let url = hub.url();
+        let mut args = vec!["--through", "--hub", &url, "--reserve", "0"];
+        args.extend(more);
+        Shared::with(home, &args)
+    }
+
+    fn with(home: &Path, more: &[&str]) -> Shared {
         let mut command = program::command();
         command
             .args(["share", "--model", MODEL, "--port", "0", "--home"])
             .arg(home)
+            .args(more)
             .stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        let mut lines = std::io::BufReader::new(child.stderr.take().unwrap());
-        let mut line = String::new();
-        std::io::BufRead::read_line(&mut lines, &mut line).unwrap();
-        let url = line
-            .split_whitespace()
-            .find(|w| w.starts_with("http"))
-            .expect("an address");
+        let lines = std::io::BufReader::new(child.stderr.take().unwrap());
+        let mut lines = std::io::BufRead::lines(lines).map(Result::unwrap);
+        let line = lines.find(|line| line.contains("is shared at")).unwrap();
+        let mut words = line.split_whitespace();
+        let url = words.find(|w| w.starts_with("http")).unwrap();
         let url = url.trim_end_matches(';').to_owned();
         Shared { child, url }
     }
@@ -178,7 +190,10 @@ fn a_limit_of_bytes_ends_a_run_and_keeps_what_it_has_fetched() {
     );
     assert_eq!(capped.code, 130, "{}", capped.stderr);
     assert!(
-        capped.stderr.contains("limit of 9.0 MB"),
+        capped
+            .stderr
+            .contains("paused: the limit of 9.0 MB fetched bytes is reached")
+            && capped.stderr.contains("hint: everything fetched is kept"),
         "{}",
         capped.stderr
     );
@@ -260,4 +275,140 @@ fn a_local_folder_is_a_hub_too() {
             "the second run finds everything in the store"
         );
     }
+}
+
+fn stream_from(sources: &[&str], home: &Path, more: &[&str]) -> std::process::Command {
+    let mut command = program::command();
+    command.args(["stream", "--model", MODEL, "--reserve", "0", "--json"]);
+    for source in sources {
+        command.args(["--hub", source]);
+    }
+    command.arg("--home").arg(home).args(WHO).args(more);
+    command
+}
+
+#[test]
+fn a_share_fetches_what_it_lacks_once_for_everybody() {
+    let hub = hub();
+    let near = tempfile::tempdir().unwrap();
+    let shared = Shared::through(near.path(), &hub, &["--cache", "unlimited"]);
+    let before = hub.stats().body_bytes;
+    let homes: Vec<_> = (0..3).map(|_| tempfile::tempdir().unwrap()).collect();
+    // Together, so that they ask for the same experts at the same time.
+    let clients: Vec<_> = homes
+        .iter()
+        .map(|home| {
+            let mut command = stream_from(&[&shared.url], home.path(), &["--cache", "0GB"]);
+            command.stdout(Stdio::piped()).stderr(Stdio::piped());
+            command.spawn().unwrap()
+        })
+        .collect();
+    for client in clients {
+        let run = Run::from(client.wait_with_output().unwrap());
+        assert_eq!(run.code, 0, "{}", run.stderr);
+        assert_eq!(ids(&json(&run)), golden("chat_who"));
+    }
+    let kept = program::expert_bytes(near.path());
+    assert!(kept > 0);
+    let moved = hub.stats().body_bytes - before;
+    assert_eq!(moved, kept, "each byte came once, and was kept");
+    hub.stop();
+    let home = tempfile::tempdir().unwrap();
+    let run = Run::from(
+        stream_from(&[&shared.url], home.path(), &[])
+            .output()
+            .unwrap(),
+    );
+    assert_eq!(ids(&json(&run)), golden("chat_who"), "now without the hub");
+}
+
+#[test]
+fn a_share_with_little_room_passes_on_what_it_cannot_keep() {
+    let hub = hub();
+    for budget in ["0GB", "200kB"] {
+        let near = tempfile::tempdir().unwrap();
+        let far = tempfile::tempdir().unwrap();
+        let shared = Shared::through(near.path(), &hub, &["--cache", budget]);
+        let there = far.path().to_str().unwrap();
+        let fetched = deltafin(&[
+            "fetch",
+            "--model",
+            MODEL,
+            "--hub",
+            &shared.url,
+            "--home",
+            there,
+            "--reserve",
+            "0",
+            "--cache",
+            "unlimited",
+            "--json",
+        ]);
+        assert_eq!(fetched.code, 0, "{}", fetched.stderr);
+        let whole = json(&fetched)["shards"]["whole"].as_u64();
+        assert_eq!(whole, Some(9), "by the original sha256");
+        let kept = program::expert_bytes(near.path());
+        assert!(kept <= 200_000, "{kept} bytes kept of {budget}");
+    }
+}
+
+#[test]
+fn a_share_at_its_limit_sends_clients_to_their_next_source() {
+    let hub = hub();
+    let (near, far) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let url = hub.url();
+    let shared = Shared::through(near.path(), &hub, &["--max-bytes", "9MB"]);
+    let run = stream_from(&[&shared.url, &url], far.path(), &[]).output();
+    let run = Run::from(run.unwrap());
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    let report = json(&run);
+    assert_eq!(ids(&report), golden("chat_who"));
+    let from = |source: &str| report["experts"][source].as_u64().unwrap();
+    assert!(from("peer") > 0 && from("hub") > 0, "{report}");
+}
+
+#[test]
+fn a_share_unplugged_in_mid_token_is_followed_by_the_hub() {
+    let hub = hub();
+    let (near, far) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let url = hub.url();
+    let shared = Shared::through(near.path(), &hub, &[]);
+    // Slow enough that there is a middle.
+    let slowly = ["--rate", "500kB/s", "--cache", "unlimited"];
+    // The core comes first, and fast.
+    let at = far.path().to_str().unwrap();
+    let core = deltafin(&[
+        "stream",
+        "--model",
+        MODEL,
+        "--hub",
+        &shared.url,
+        "--home",
+        at,
+        "--reserve",
+        "0",
+        "--raw",
+        "Emma",
+        "--max-tokens",
+        "1",
+        "--cache",
+        "unlimited",
+    ]);
+    assert_eq!(core.code, 0, "{}", core.stderr);
+    let before = program::expert_bytes(far.path());
+    let mut command = stream_from(&[&shared.url, &url], far.path(), &slowly);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let client = command.spawn().unwrap();
+    let started = std::time::Instant::now();
+    while program::expert_bytes(far.path()) < before + 20 * EXPERT {
+        assert!(started.elapsed().as_secs() < 60, "nothing comes");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    drop(shared);
+    let run = Run::from(client.wait_with_output().unwrap());
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    let report = json(&run);
+    assert_eq!(ids(&report), golden("chat_who"));
+    let from = |source: &str| report["experts"][source].as_u64().unwrap();
+    assert!(from("peer") > 0 && from("hub") > 0, "{report}");
 }

@@ -150,7 +150,7 @@ fn absorbed_attention_matches_the_expanded_golden() {
             position[..512].copy_from_slice(&latent[p * 512..][..512]);
             position[512..].copy_from_slice(&rot[p * 64..][..64]);
         }
-        let blocks = [block];
+        let blocks = [std::sync::Arc::from(block)];
         let kv_b = Matrix::bf16(g.bytes("kv_b_proj"), 512, 512);
         let mut out = vec![f32::NAN; 4 * 256];
         let cache = LatentView::new(&blocks, shape.width());

@@ -99,6 +99,110 @@ fn a_product_has_the_same_bits_for_any_rows_threads_and_slices() {
     }
 }
 
+/// Small enough for Miri, and still through every load and store of an instruction set: both paths,
+/// all formats, whole and ragged chunks, tiles and panels.
+fn small_products(isa: &str) {
+    let Some(isa) = Isa::from_name(isa) else {
+        if cfg!(miri) {
+            panic!("Miri is told of every feature");
+        }
+        return;
+    };
+    let mut random = Random(19);
+    let (rows, n) = (5, 7);
+    let k = Kernel::new(isa, 1);
+    for (name, cols) in [("mxfp4", 160), ("bf16", 35), ("f32", 19)] {
+        let scales = vec![119; if name == "mxfp4" { 25 } else { 0 }];
+        let bytes = match name {
+            "mxfp4" => random.bytes(rows * cols / 2),
+            "bf16" => random.bf16(rows * cols),
+            _ => {
+                let values = random.units(rows * cols);
+                values.iter().flat_map(|w| w.to_le_bytes()).collect()
+            }
+        };
+        let w = view(name, &bytes, &scales, rows, cols);
+        let x = random.units(n * cols);
+        let (mut want, mut y) = (vec![f32::NAN; n * rows], vec![f32::NAN; rows]);
+        k.matmul(w, &x, &mut want);
+        k.matmul(w, &x[..cols], &mut y);
+        assert_same_bits(&format!("{isa:?} {name}"), &y, &want[..rows]);
+    }
+    let mut normed = vec![f32::NAN; 19];
+    rms_norm(&k, &random.units(19), &random.units(19), 1e-5, &mut normed);
+    assert!(normed.iter().all(|x| x.is_finite()));
+}
+
+#[test]
+fn small_products_agree_on_scalar() {
+    small_products("scalar");
+}
+
+#[test]
+fn small_products_agree_on_avx2() {
+    small_products("avx2");
+}
+
+#[test]
+fn small_products_agree_on_avx512() {
+    small_products("avx512");
+}
+
+#[test]
+fn small_products_agree_on_neon() {
+    if cfg!(target_arch = "aarch64") {
+        small_products("neon");
+    }
+}
+
+/// The few-row path may hold sums in other units than the many-row path does: where the numbers leave
+/// the range in which that is exact, it must notice.
+#[test]
+fn extreme_scales_and_activations_keep_their_bits() {
+    let mut random = Random(18);
+    let (rows, cols) = (9, 352);
+    let ranges = [
+        (77, 40),
+        (76, 40),
+        (147, 40),
+        (148, 40),
+        (100, 41),
+        (0, 1),
+        (0, 252),
+        (120, 6),
+    ];
+    let sizes = [-149, -126, -100, -51, -50, -49, 0, 39, 40, 41, 90];
+    let cases = ranges.into_iter().flat_map(|r| sizes.map(|s| (r, s)));
+    for ((least, spread), size) in cases {
+        let codes = random.bytes(rows * cols / 2);
+        let mut scale = || least + (random.next() % (spread + 1)) as u8;
+        let scales: Vec<u8> = (0..rows * cols / 32).map(|_| scale()).collect();
+        let w = Matrix::mxfp4(&codes, &scales, rows, cols);
+        // Ordinary values and a few of that size, among them the smallest and a zero.
+        let few = 2f64.powi(size);
+        let value = |x: f32, n: usize| match n % 37 {
+            0 => few as f32,
+            1 => (f64::from(x) * few) as f32,
+            2 => 0.0,
+            _ => x,
+        };
+        let x: Vec<f32> = (0..12 * cols).map(|n| value(random.unit(), n)).collect();
+        for isa in Isa::available() {
+            let k = Kernel::new(isa, 1);
+            let product = |x: &[f32]| {
+                let mut y = vec![f32::NAN; x.len() / cols * rows];
+                k.matmul(w, x, &mut y);
+                y
+            };
+            let want = product(&x);
+            for step in [1, 2, 4] {
+                let what = format!("{isa:?}, scales {least}+{spread}, 2^{size}, {step} rows");
+                assert_same_bits(&what, &in_calls(&x, cols, step, product), &want);
+            }
+        }
+    }
+}
+
 #[test]
 fn a_large_product_is_shared_and_keeps_its_bits() {
     let mut random = Random(12);
@@ -294,7 +398,7 @@ fn attention_of_a_row_does_not_depend_on_its_neighbours() {
     let kv_b = random.bf16(5 * 48 * 40);
     let kv_b = Matrix::bf16(&kv_b, 5 * 48, 40);
     let q = random.units(t * 5 * 32);
-    let blocks: Vec<Box<[f32]>> = (0..3)
+    let blocks: Vec<std::sync::Arc<[f32]>> = (0..3)
         .map(|_| random.units(mla::BLOCK * 48).into())
         .collect();
     let cache = LatentView::new(&blocks, shape.width());

@@ -2,11 +2,11 @@
 
 use std::arch::x86_64::*;
 
-use super::{Avx2, ahead, prefetch};
+use super::{Avx2, ahead, ask, prefetch};
 use crate::kernel::chunks::{chunks_of, in_order, padded, rows_of, split, whole};
 use crate::kernel::matrix::{Matrix, Weights};
 use crate::kernel::mxfp4::{BF16_TABLES, BLOCK_BYTES};
-use crate::kernel::twin::{Format, Packed, TILE_OUTPUTS, Twin};
+use crate::kernel::twin::{Format, Packed, TILE_OUTPUTS, TileSize, Twin};
 
 const LANES: usize = 8;
 
@@ -51,14 +51,18 @@ impl Twin for Avx2 {
         unsafe { decode(w, row, first, out) }
     }
 
-    fn tile(self, rows: usize, cols: usize, x: &[f32], panel: &[f32], sums: &mut [f32]) {
+    fn tile(self, size: TileSize, x: &[f32], panel: &[f32], sums: &mut [f32]) {
         // SAFETY: `self` exists, so `detect` found AVX2 and FMA.
-        unsafe { tile_of(rows, cols, x, panel, sums) }
+        unsafe { tile_of(size, x, panel, sums) }
     }
 
-    fn add_up(self, sums: &[f32], out: &mut [f32]) {
+    fn add_up(self, sums: &[f32], out: &mut [f32; TILE_OUTPUTS]) {
         // SAFETY: `self` exists, so `detect` found AVX2 and FMA.
         unsafe { add_up(sums, out) }
+    }
+
+    fn ask(self, bytes: &[u8]) {
+        ask(bytes);
     }
 }
 
@@ -290,16 +294,17 @@ fn decode(w: Matrix<'_>, row: usize, first: usize, out: &mut [f32]) {
 }
 
 #[target_feature(enable = "avx2,fma")]
-fn tile_of(rows: usize, cols: usize, x: &[f32], panel: &[f32], sums: &mut [f32]) {
-    match rows {
-        1 => tile::<1>(cols, x, panel, sums),
-        2 => tile::<2>(cols, x, panel, sums),
-        _ => tile::<3>(cols, x, panel, sums),
+fn tile_of(size: TileSize, x: &[f32], panel: &[f32], sums: &mut [f32]) {
+    match size.rows {
+        1 => tile::<1>(size, x, panel, sums),
+        2 => tile::<2>(size, x, panel, sums),
+        _ => tile::<3>(size, x, panel, sums),
     }
 }
 
 #[target_feature(enable = "avx2,fma")]
-fn tile<const M: usize>(cols: usize, x: &[f32], panel: &[f32], sums: &mut [f32]) {
+fn tile<const M: usize>(size: TileSize, x: &[f32], panel: &[f32], sums: &mut [f32]) {
+    let cols = size.cols;
     let (x, w) = (
         split::<LANES, M>(x, cols),
         split::<LANES, TILE_OUTPUTS>(panel, cols),
@@ -308,9 +313,11 @@ fn tile<const M: usize>(cols: usize, x: &[f32], panel: &[f32], sums: &mut [f32])
     let (sums, _) = sums.as_chunks_mut::<TILE_OUTPUTS>();
     let sums: &mut [_; M] = sums.first_chunk_mut().expect("a tile's sums");
     let mut held = [[_mm256_setzero_ps(); TILE_OUTPUTS]; M];
-    for m in 0..M {
-        for r in 0..TILE_OUTPUTS {
-            held[m][r] = load(&sums[m][r]);
+    if !size.fresh {
+        for m in 0..M {
+            for r in 0..TILE_OUTPUTS {
+                held[m][r] = load(&sums[m][r]);
+            }
         }
     }
     for i in 0..cols / LANES {
@@ -334,7 +341,7 @@ fn tile<const M: usize>(cols: usize, x: &[f32], panel: &[f32], sums: &mut [f32])
 }
 
 #[target_feature(enable = "avx2,fma")]
-fn add_up(sums: &[f32], out: &mut [f32]) {
+fn add_up(sums: &[f32], out: &mut [f32; TILE_OUTPUTS]) {
     for (sums, out) in sums.as_chunks::<LANES>().0.iter().zip(out) {
         *out = total(load(sums));
     }

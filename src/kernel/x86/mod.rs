@@ -72,3 +72,16 @@ fn prefetch<const N: usize>(at: &[u8; N], ahead: usize) {
     // SAFETY: a prefetch reads nothing into the program and faults at no address.
     unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line) }
 }
+
+/// Asks for all lines of `bytes`, into the second level: they are wanted soon, not next.
+#[inline(always)]
+fn ask(bytes: &[u8]) {
+    for line in bytes.chunks(64) {
+        // SAFETY: a prefetch reads nothing into the program and faults at no address.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(
+                line.as_ptr().cast(),
+            );
+        }
+    }
+}

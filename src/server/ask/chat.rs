@@ -7,6 +7,7 @@ use super::Model;
 use super::PASSED_OVER;
 use super::Read;
 use super::TOP_LOGPROBS_MAX;
+use crate::server::cancel::Cancel;
 use crate::server::error::ApiError;
 use crate::server::generator::Ask;
 use crate::server::generator::Prompt;
@@ -73,6 +74,10 @@ pub(in crate::server) fn read(mut params: Params, model: &Model) -> Result<Read<
         sampling: super::sampling(&mut params, model)?,
         stop: super::stop(&mut params)?,
         constraint: None,
+        score_prompt: false,
+        patient: false,
+        cancel: Cancel::default(),
+        job: None,
     };
     refuse_the_rest(params)?;
     Ok(Read {

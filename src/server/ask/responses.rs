@@ -8,12 +8,14 @@ use super::Model;
 use super::PASSED_OVER;
 use super::Read;
 use super::chat;
+use crate::server::cancel::Cancel;
 use crate::server::error::ApiError;
 use crate::server::generator::Ask;
 use crate::server::generator::Prompt;
 use crate::server::grammar::Demand;
 use crate::server::params::Params;
 use crate::server::params::wrong_value;
+use crate::server::reply::responses::Options;
 use crate::text::Conversation;
 use crate::text::Effort;
 use crate::text::Message;
@@ -27,6 +29,33 @@ pub(in crate::server) struct Wanted {
     pub(in crate::server) demand: Option<Demand>,
     /// Parameters that the response states again.
     pub(in crate::server) echo: Map<String, Value>,
+    pub(in crate::server) options: Options,
+    /// The items of the input, as they came.
+    pub(in crate::server) input: Vec<Value>,
+    /// The conversation as messages of a chat, without instructions, which are not inherited.
+    pub(in crate::server) messages: Vec<Value>,
+}
+
+/// What of a request decides how its response is kept; read before the rest, which needs the
+/// conversation it goes on from.
+///
+/// # Errors
+///
+/// 400, naming the parameter that is wrong.
+pub(in crate::server) fn options(params: &mut Params) -> Result<Options, ApiError> {
+    let background = params.boolean("background")?.unwrap_or(false);
+    let store = params.boolean("store")?.unwrap_or(true);
+    if background && !store {
+        return Err(wrong_value(
+            "background",
+            "needs 'store': who comes back later must find something",
+        ));
+    }
+    Ok(Options {
+        background,
+        store,
+        previous: params.string("previous_response_id")?,
+    })
 }
 
 /// Reads a request.
@@ -34,24 +63,29 @@ pub(in crate::server) struct Wanted {
 /// # Errors
 ///
 /// 400, naming the parameter that is wrong, unknown or cannot be honoured.
-pub(in crate::server) fn read(mut params: Params, model: &Model) -> Result<Read<Wanted>, ApiError> {
+pub(in crate::server) fn read(
+    mut params: Params,
+    options: Options,
+    before: Vec<Value>,
+    model: &Model,
+) -> Result<Read<Wanted>, ApiError> {
     super::model(&mut params, model)?;
     let echo = echo(&params);
-    let mut messages = Vec::new();
-    if let Some(text) = params.string("instructions")? {
-        messages.push(json!({ "role": "system", "content": text }));
-    }
-    match params.take("input").ok_or_else(|| chat::missing("input"))? {
-        Value::String(text) => messages.push(json!({ "role": "user", "content": text })),
-        Value::Array(items) => {
-            for (n, item) in items.into_iter().enumerate() {
-                push(&mut messages, item, n)?;
-            }
-        }
+    let instructions = params.string("instructions")?;
+    let instructions = instructions.map(|text| json!({ "role": "system", "content": text }));
+    let mut said = before;
+    let input = match params.take("input").ok_or_else(|| chat::missing("input"))? {
+        Value::String(text) => vec![json!({ "type": "message", "role": "user", "content": text })],
+        Value::Array(items) => items,
         _ => return Err(wrong_value("input", "must be a string or a list")),
+    };
+    let mut thought = String::new();
+    for (n, item) in input.iter().enumerate() {
+        push(&mut said, &mut thought, item.clone(), n)?;
     }
-    let messages = messages
+    let messages = instructions
         .iter()
+        .chain(&said)
         .map(|message| Message::from_json(message).map_err(ApiError::from))
         .collect::<Result<Vec<_>, _>>()?;
     let effort = effort(&mut params)?;
@@ -78,6 +112,10 @@ pub(in crate::server) fn read(mut params: Params, model: &Model) -> Result<Read<
         sampling: super::sampling(&mut params, model)?,
         stop: super::stop(&mut params)?,
         constraint: None,
+        score_prompt: false,
+        patient: false,
+        cancel: Cancel::default(),
+        job: None,
     };
     refuse_the_rest(params)?;
     Ok(Read {
@@ -92,6 +130,9 @@ pub(in crate::server) fn read(mut params: Params, model: &Model) -> Result<Read<
             effort,
             demand,
             echo,
+            options,
+            input,
+            messages: said,
         },
     })
 }
@@ -113,20 +154,34 @@ fn echo(params: &Params) -> Map<String, Value> {
         said("tools", json!([])),
         said("max_output_tokens", Value::Null),
         said("text", json!({ "format": { "type": "text" } })),
+        said("reasoning", Value::Null),
+        said("user", Value::Null),
     ]
     .into_iter()
     .collect()
 }
 
 /// One item of the input as messages of a chat: calls join the assistant's message before them.
-fn push(messages: &mut Vec<Value>, item: Value, n: usize) -> Result<(), ApiError> {
-    let text = |key: &str| item[key].as_str().unwrap_or_default().to_owned();
+///
+/// A thought waits for what the assistant says after it.
+fn push(
+    messages: &mut Vec<Value>,
+    thought: &mut String,
+    mut item: Value,
+    n: usize,
+) -> Result<(), ApiError> {
+    let text = |item: &Value, key: &str| item[key].as_str().unwrap_or_default().to_owned();
     match item["type"].as_str() {
-        None | Some("message") => messages.push(item),
+        None | Some("message") => {
+            if item["role"] == "assistant" && !thought.is_empty() {
+                item["reasoning_content"] = std::mem::take(thought).into();
+            }
+            messages.push(item);
+        }
         Some("function_call") => {
             let call = json!({
-                "id": text("call_id"), "type": "function",
-                "function": { "name": text("name"), "arguments": text("arguments") },
+                "id": text(&item, "call_id"), "type": "function",
+                "function": { "name": text(&item, "name"), "arguments": text(&item, "arguments") },
             });
             let open = messages.last_mut().filter(|m| m["role"] == "assistant");
             match open {
@@ -134,17 +189,26 @@ fn push(messages: &mut Vec<Value>, item: Value, n: usize) -> Result<(), ApiError
                     Some(calls) => calls.push(call),
                     None => message["tool_calls"] = json!([call]),
                 },
-                None => messages
-                    .push(json!({ "role": "assistant", "content": null, "tool_calls": [call] })),
+                None => {
+                    let mut message =
+                        json!({ "role": "assistant", "content": null, "tool_calls": [call] });
+                    if !thought.is_empty() {
+                        message["reasoning_content"] = std::mem::take(thought).into();
+                    }
+                    messages.push(message);
+                }
             }
         }
         Some("function_call_output") => {
             let output = item["output"].clone();
-            let id = text("call_id");
+            let id = text(&item, "call_id");
             messages.push(json!({ "role": "tool", "tool_call_id": id, "content": output }));
         }
-        // The model's own earlier thoughts come back as it gave them: in the item after them.
-        Some("reasoning") => {}
+        Some("reasoning") => {
+            let parts = item["content"].as_array().into_iter().flatten();
+            let texts = parts.filter_map(|part| part["text"].as_str());
+            thought.push_str(&texts.collect::<String>());
+        }
         Some(other) => {
             let what = format!("items of type '{other}' are not honoured");
             return Err(wrong_value(&format!("input[{n}]"), &what));
@@ -204,18 +268,13 @@ fn format(params: &mut Params) -> Result<ResponseFormat, ApiError> {
 
 fn refuse_the_rest(mut params: Params) -> Result<(), ApiError> {
     params.pass(PASSED_OVER);
-    params.refuse(
-        "background",
-        &[json!(false)],
-        "is not honoured: stay connected",
-    )?;
-    params.refuse(
-        "previous_response_id",
-        &[],
-        "is not honoured: send the conversation with 'input'",
-    )?;
     params.refuse("conversation", &[], "is not honoured: send it with 'input'")?;
-    params.refuse("include", &[json!([])], "is not honoured")?;
+    // Thoughts are given in the open; there is nothing to be asked for in code.
+    params.refuse(
+        "include",
+        &[json!([]), json!(["reasoning.encrypted_content"])],
+        "is not honoured",
+    )?;
     params.refuse("truncation", &[json!("disabled")], "can only be 'disabled'")?;
     params.refuse("top_logprobs", &[json!(0)], "is not honoured here")?;
     params.refuse(

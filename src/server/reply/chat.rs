@@ -148,7 +148,7 @@ impl Choice {
 
 impl Shape for ChatReply {
     fn take(&mut self, choice: usize, step: Step) -> Vec<Frame> {
-        self.usage.count(&step);
+        self.usage.count(choice, &step);
         let this = &mut self.choices[choice];
         match step {
             Step::Prompt(_) => {
@@ -160,6 +160,8 @@ impl Shape for ChatReply {
                 }
                 Vec::new()
             }
+            // Asked for by completions alone.
+            Step::PromptScores(_) => Vec::new(),
             Step::Reply(event) => {
                 let delta = this.delta(&event);
                 let frame = delta.map(|(delta, scored)| self.delta(choice, &delta, scored));

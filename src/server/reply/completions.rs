@@ -33,7 +33,10 @@ pub(in crate::server) struct CompletionReply {
 struct Choice {
     text: String,
     gatherer: Option<Gatherer>,
-    scored: Vec<Scored>,
+    /// What is known of the tokens so far; lists that run beside each other.
+    scored: Scores,
+    /// The prompt's tokens after its first, where they are scored.
+    prompt_scores: Vec<Scored>,
     finish: Option<Finish>,
 }
 
@@ -44,12 +47,13 @@ impl CompletionReply {
         include_usage: bool,
         choices: usize,
         echo: Option<Vec<Option<String>>>,
-        (scored, generator): (bool, &Arc<dyn Generator>),
+        (scored, chat, generator): (bool, bool, &Arc<dyn Generator>),
     ) -> CompletionReply {
         let choice = || Choice {
             text: String::new(),
-            gatherer: scored.then(|| Gatherer::new(Arc::clone(generator), false)),
-            scored: Vec::new(),
+            gatherer: scored.then(|| Gatherer::new(Arc::clone(generator), chat)),
+            scored: Scores::default(),
+            prompt_scores: Vec::new(),
             finish: None,
         };
         CompletionReply {
@@ -95,12 +99,24 @@ impl CompletionReply {
 
 impl Shape for CompletionReply {
     fn take(&mut self, choice: usize, step: Step) -> Vec<Frame> {
-        self.usage.count(&step);
+        self.usage.count(choice, &step);
         match step {
+            Step::PromptScores(scores) => {
+                self.choices[choice].prompt_scores = scores;
+                Vec::new()
+            }
             Step::Prompt(ids) => match self.prompt(choice, &ids) {
                 Some(prompt) => {
-                    self.choices[choice].text.push_str(&prompt);
-                    vec![self.piece(choice, &prompt, Value::Null)]
+                    let this = &mut self.choices[choice];
+                    this.text.push_str(&prompt);
+                    let mut logprobs = Value::Null;
+                    if let Some(gatherer) = &this.gatherer {
+                        let scores = std::mem::take(&mut this.prompt_scores);
+                        let scores = Scores::of_prompt(gatherer, &ids, &scores);
+                        logprobs = scores.json();
+                        this.scored.append(scores);
+                    }
+                    vec![self.piece(choice, &prompt, logprobs)]
                 }
                 None => Vec::new(),
             },
@@ -118,8 +134,9 @@ impl Shape for CompletionReply {
                 let mut logprobs = Value::Null;
                 if let Some(gatherer) = &mut this.gatherer {
                     let tokens = gatherer.answer();
-                    logprobs = logprobs_json(gatherer, &tokens, from);
-                    this.scored.extend(tokens);
+                    let scores = Scores::of(gatherer, &tokens, from);
+                    logprobs = scores.json();
+                    this.scored.append(scores);
                 }
                 vec![self.piece(choice, &text, logprobs)]
             }
@@ -145,10 +162,9 @@ impl Shape for CompletionReply {
         let choices = self.choices.iter().enumerate();
         let choices: Vec<_> = choices
             .map(|(index, choice)| {
-                let gatherer = choice.gatherer.as_ref();
                 json!({
                     "index": index, "text": choice.text,
-                    "logprobs": gatherer.map(|g| logprobs_json(g, &choice.scored, 0)),
+                    "logprobs": choice.gatherer.is_some().then(|| choice.scored.json()),
                     "finish_reason": choice.finish.map(reason),
                 })
             })
@@ -159,26 +175,71 @@ impl Shape for CompletionReply {
     }
 }
 
-/// Parallel lists, as this endpoint has them; offsets count characters of the choice's text.
-fn logprobs_json(gatherer: &Gatherer, tokens: &[Scored], from: usize) -> Value {
-    let mut offset = from;
-    let mut offsets = Vec::new();
-    let mut texts = Vec::new();
-    for scored in tokens {
-        let (text, _) = gatherer.text(scored.id);
-        offsets.push(offset);
-        offset += text.chars().count();
-        texts.push(text);
+/// Lists that run beside each other, as this endpoint has them; offsets count characters of the
+/// choice's text.
+#[derive(Debug, Default)]
+struct Scores {
+    tokens: Vec<String>,
+    logprobs: Vec<Option<f64>>,
+    top: Vec<Value>,
+    offsets: Vec<usize>,
+}
+
+impl Scores {
+    /// Of generated tokens, the first of which stands at `from`.
+    fn of(gatherer: &Gatherer, tokens: &[Scored], from: usize) -> Scores {
+        let mut scores = Scores::default();
+        let mut offset = from;
+        for scored in tokens {
+            offset += scores.push(gatherer, scored.id, Some(scored), offset);
+        }
+        scores
     }
-    let top = |scored: &Scored| -> Value {
-        let pairs = scored.top.iter();
-        let pairs = pairs.map(|&(id, logprob)| (gatherer.text(id).0, logprob.into()));
-        pairs.collect::<Map<_, _>>().into()
-    };
-    json!({
-        "tokens": texts,
-        "token_logprobs": tokens.iter().map(|s| s.logprob).collect::<Vec<_>>(),
-        "top_logprobs": tokens.iter().map(top).collect::<Vec<_>>(),
-        "text_offset": offsets,
-    })
+
+    /// Of a prompt, whose first token nothing comes before.
+    fn of_prompt(gatherer: &Gatherer, ids: &[TokenId], scored: &[Scored]) -> Scores {
+        let mut scores = Scores::default();
+        let mut offset = 0;
+        let known = std::iter::once(None).chain(scored.iter().map(Some));
+        for (&id, scored) in ids.iter().zip(known) {
+            offset += scores.push(gatherer, id, scored, offset);
+        }
+        scores
+    }
+
+    /// Adds a token; gives the length of its text in characters.
+    fn push(
+        &mut self,
+        gatherer: &Gatherer,
+        id: TokenId,
+        scored: Option<&Scored>,
+        offset: usize,
+    ) -> usize {
+        let (text, _) = gatherer.text(id);
+        let length = text.chars().count();
+        let top = scored.map(|scored| {
+            let pairs = scored.top.iter();
+            let pairs = pairs.map(|&(id, logprob)| (gatherer.text(id).0, logprob.into()));
+            pairs.collect::<Map<_, _>>()
+        });
+        self.tokens.push(text);
+        self.logprobs.push(scored.map(|scored| scored.logprob));
+        self.top.push(top.into());
+        self.offsets.push(offset);
+        length
+    }
+
+    fn append(&mut self, other: Scores) {
+        self.tokens.extend(other.tokens);
+        self.logprobs.extend(other.logprobs);
+        self.top.extend(other.top);
+        self.offsets.extend(other.offsets);
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "tokens": self.tokens, "token_logprobs": self.logprobs,
+            "top_logprobs": self.top, "text_offset": self.offsets,
+        })
+    }
 }

@@ -8,7 +8,6 @@ use super::Envelope;
 use super::Frame;
 use super::Shape;
 use super::Usage;
-use super::fresh_id;
 use crate::server::generator::Finish;
 use crate::server::queue::Step;
 use crate::text::ReplyEvent;
@@ -22,6 +21,28 @@ pub(in crate::server) struct ResponseReply {
     /// Items in their order; the last may be growing.
     items: Vec<Item>,
     finish: Option<Finish>,
+    status: Status,
+    options: Options,
+}
+
+/// What a response states of how it is kept.
+#[derive(Clone, Debug, Default)]
+pub(in crate::server) struct Options {
+    pub(in crate::server) background: bool,
+    pub(in crate::server) store: bool,
+    /// The response it goes on from.
+    pub(in crate::server) previous: Option<String>,
+}
+
+/// Where a response is in its life.
+#[derive(Clone, Debug, PartialEq)]
+enum Status {
+    Queued,
+    InProgress,
+    /// Ended by itself, whole or cut off.
+    Ended,
+    Failed(Value),
+    Cancelled,
 }
 
 struct Item {
@@ -75,8 +96,11 @@ impl ResponseReply {
         envelope: Envelope,
         usage: Usage,
         echo: Map<String, Value>,
+        options: Options,
     ) -> ResponseReply {
         ResponseReply {
+            status: Status::Queued,
+            options,
             envelope,
             usage,
             echo,
@@ -91,24 +115,35 @@ impl ResponseReply {
         data["sequence_number"] = self.number.into();
         self.number += 1;
         Frame {
-            event: Some(name),
+            event: Some(name.into()),
             data,
         }
     }
 
-    fn response(&self, status: &str, error: &Value) -> Value {
+    /// The response as it stands.
+    pub(in crate::server) fn response(&self) -> Value {
         let cut_off = self.finish == Some(Finish::Length);
         let details = cut_off.then(|| json!({ "reason": "max_output_tokens" }));
+        let growing = if self.over() {
+            "incomplete"
+        } else {
+            "in_progress"
+        };
         let output: Vec<_> = self
             .items
             .iter()
-            .map(|item| item.json(if item.done { "completed" } else { "incomplete" }))
+            .map(|item| item.json(if item.done { "completed" } else { growing }))
             .collect();
+        let error = match &self.status {
+            Status::Failed(error) => error.clone(),
+            _ => Value::Null,
+        };
         let mut json = json!({
             "id": self.envelope.id, "object": "response", "created_at": self.envelope.created,
-            "status": status, "error": error, "incomplete_details": details,
-            "model": self.envelope.model, "output": output, "previous_response_id": null,
-            "background": false, "store": false, "truncation": "disabled",
+            "status": self.status_name(), "error": error, "incomplete_details": details,
+            "model": self.envelope.model, "output": output,
+            "previous_response_id": self.options.previous, "background": self.options.background,
+            "store": self.options.store, "truncation": "disabled",
             "usage": self.finish.map(|_| self.usage.response_json()),
         });
         for (key, value) in &self.echo {
@@ -117,11 +152,58 @@ impl ResponseReply {
         json
     }
 
-    fn status(&self) -> &'static str {
-        match self.finish {
-            Some(Finish::Length) => "incomplete",
-            _ => "completed",
+    fn status_name(&self) -> &'static str {
+        match (&self.status, self.finish) {
+            (Status::Queued, _) => "queued",
+            (Status::InProgress, _) => "in_progress",
+            (Status::Ended, Some(Finish::Length)) => "incomplete",
+            (Status::Ended, _) => "completed",
+            (Status::Failed(_), _) => "failed",
+            (Status::Cancelled, _) => "cancelled",
         }
+    }
+
+    /// Whether nothing more will change.
+    pub(in crate::server) fn over(&self) -> bool {
+        !matches!(self.status, Status::Queued | Status::InProgress)
+    }
+
+    /// Ends it where it is; what has ended stays as it is.
+    pub(in crate::server) fn cancel(&mut self) {
+        if !self.over() {
+            self.status = Status::Cancelled;
+        }
+    }
+
+    /// What it adds to a conversation, as a message of a chat.
+    pub(in crate::server) fn message(&self) -> Value {
+        let mut message = json!({ "role": "assistant", "content": null });
+        let mut calls = Vec::new();
+        for item in &self.items {
+            match &item.kind {
+                Kind::Reasoning => message["reasoning_content"] = item.text.clone().into(),
+                Kind::Message => message["content"] = item.text.clone().into(),
+                Kind::Call { call_id, name } => calls.push(json!({
+                    "id": call_id, "type": "function",
+                    "function": { "name": name, "arguments": item.text },
+                })),
+            }
+        }
+        if calls.is_empty() {
+            // A message without words is still one.
+            if message["content"].is_null() {
+                message["content"] = "".into();
+            }
+        } else {
+            message["tool_calls"] = calls.into();
+        }
+        message
+    }
+
+    /// A name that the same response gives the same part whenever it is made.
+    fn name(&self, prefix: &str) -> String {
+        let whole = self.envelope.id.trim_start_matches("resp_");
+        format!("{prefix}{whole}{:02x}", self.items.len())
     }
 
     /// Begins an item; what was growing is done.
@@ -133,7 +215,7 @@ impl ResponseReply {
             Kind::Call { .. } => "fc_",
         };
         let item = Item {
-            id: fresh_id(prefix),
+            id: self.name(prefix),
             kind,
             text: String::new(),
             done: false,
@@ -228,21 +310,24 @@ impl ResponseReply {
 }
 
 impl Shape for ResponseReply {
-    fn take(&mut self, _: usize, step: Step) -> Vec<Frame> {
-        self.usage.count(&step);
+    fn take(&mut self, choice: usize, step: Step) -> Vec<Frame> {
+        self.usage.count(choice, &step);
         match step {
-            Step::Prompt(_) => ["response.created", "response.in_progress"]
-                .into_iter()
-                .map(|name| {
-                    let response = self.response("in_progress", &Value::Null);
-                    self.event(name, json!({ "response": response }))
-                })
-                .collect(),
-            Step::Token(_) => Vec::new(),
+            Step::Prompt(_) => {
+                self.status = Status::InProgress;
+                ["response.created", "response.in_progress"]
+                    .into_iter()
+                    .map(|name| {
+                        let response = self.response();
+                        self.event(name, json!({ "response": response }))
+                    })
+                    .collect()
+            }
+            Step::Token(_) | Step::PromptScores(_) => Vec::new(),
             Step::Reply(ReplyEvent::Reasoning(text)) => self.text(Kind::Reasoning, &text),
             Step::Reply(ReplyEvent::Answer(text)) => self.text(Kind::Message, &text),
             Step::Reply(ReplyEvent::ToolCallStart { name, .. }) => {
-                let call_id = fresh_id("call_");
+                let call_id = self.name("call_");
                 self.begin(Kind::Call { call_id, name })
             }
             Step::Reply(ReplyEvent::ToolArguments { fragment, .. }) => {
@@ -264,24 +349,28 @@ impl Shape for ResponseReply {
     }
 
     fn end(&mut self) -> Vec<Frame> {
-        let status = self.status();
-        let name = match status {
+        self.status = Status::Ended;
+        let name = match self.status_name() {
             "incomplete" => "response.incomplete",
             _ => "response.completed",
         };
-        let response = self.response(status, &Value::Null);
+        let response = self.response();
         vec![self.event(name, json!({ "response": response }))]
     }
 
     fn fail(&mut self, error: Value) -> Vec<Frame> {
         let error = &error["error"];
-        let short = json!({ "code": error["code"], "message": error["message"] });
-        let response = self.response("failed", &short);
+        // OpenAI's list of codes is closed; what kept this one is in the message.
+        self.status = Status::Failed(json!({
+            "code": "server_error", "message": error["message"],
+        }));
+        let response = self.response();
         vec![self.event("response.failed", json!({ "response": response }))]
     }
 
     fn whole(&mut self) -> Value {
-        self.response(self.status(), &Value::Null)
+        self.status = Status::Ended;
+        self.response()
     }
 
     /// This kind of stream ends with its last event.

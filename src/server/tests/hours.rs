@@ -163,6 +163,7 @@ fn requests_are_served_one_at_a_time_in_their_order() {
 fn a_full_line_turns_away_and_says_when_to_come_back() {
     let generator = Scripted::new(|_| vec![Beat::Work(LONG)]);
     let options = ServerOptions {
+        running_max: 1,
         waiting_max: 1,
         ..ServerOptions::new()
     };

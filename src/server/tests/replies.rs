@@ -86,7 +86,7 @@ fn a_chat_is_answered_whole_in_openais_shape() {
             }],
             "usage": {
                 "prompt_tokens": null, "completion_tokens": 0, "total_tokens": null,
-                "prompt_tokens_details": { "cached_tokens": 0 },
+                "prompt_tokens_details": { "cached_tokens": 0, "cache_write_tokens": 0 },
                 "completion_tokens_details": { "reasoning_tokens": 0 },
                 "deltafin": {
                     "experts": { "requested": 28, "memory": 1, "disk": 20, "peer": 3, "hub": 4 },

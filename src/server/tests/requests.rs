@@ -3,6 +3,7 @@
 use serde_json::Value;
 use serde_json::json;
 
+use super::scripted::Beat;
 use super::scripted::Scripted;
 use super::scripted::post;
 use super::scripted::receive;
@@ -125,14 +126,20 @@ fn refused_completing() -> Vec<(&'static str, Value, &'static str)> {
         (COMPLETIONS, json!({ "prompt": ["a", 1] }), "prompt"),
         (COMPLETIONS, json!({ "prompt": [1, 99999] }), "prompt"),
         (COMPLETIONS, json!({ "prompt": "" }), "prompt"),
-        (COMPLETIONS, json!({ "suffix": "}" }), "suffix"),
-        (COMPLETIONS, json!({ "best_of": 3 }), "best_of"),
-        (COMPLETIONS, json!({ "logprobs": 6 }), "logprobs"),
+        (COMPLETIONS, json!({ "suffix": 1 }), "suffix"),
         (
             COMPLETIONS,
-            json!({ "echo": true, "logprobs": 1 }),
-            "logprobs",
+            json!({ "suffix": "}", "prompt": [1, 2] }),
+            "suffix",
         ),
+        (
+            COMPLETIONS,
+            json!({ "suffix": "}", "echo": true, "logprobs": 1 }),
+            "suffix",
+        ),
+        (COMPLETIONS, json!({ "max_tokens": 0 }), "max_tokens"),
+        (COMPLETIONS, json!({ "best_of": 3 }), "best_of"),
+        (COMPLETIONS, json!({ "logprobs": 6 }), "logprobs"),
         (COMPLETIONS, json!({ "messages": [] }), "messages"),
     ]
 }
@@ -178,6 +185,88 @@ fn harmless_defaults_and_services_own_parameters_pass() {
         "user": "me", "n": 1,
     });
     asked(COMPLETIONS, &harmless);
+}
+
+#[test]
+fn a_suffix_is_asked_for_as_a_chat_without_thinking_and_marked_so() {
+    let (server, generator) = saying(vec![say("a + b")]);
+    let body =
+        json!({ "prompt": "fn add(a: i32, b: i32) -> i32 {", "suffix": "<|open|>}", "n": 2 });
+    let reply = post(&server, COMPLETIONS, &body).json();
+    assert_eq!(reply["object"], "text_completion");
+    assert_eq!(reply["deltafin"], json!({ "suffix": "chat" }));
+    assert_eq!(reply["choices"][1]["text"], "a + b");
+    let seen = generator.seen.lock().unwrap();
+    let Prompt::Chat(chat) = &seen[0].prompt else {
+        panic!("no chat: {:?}", seen[0].prompt);
+    };
+    assert_eq!(chat.effort, Effort::None);
+    let shown = format!("{:?}", chat.messages);
+    assert!(shown.contains("fn add(a: i32, b: i32)"), "{shown}");
+    // Text of a user is never structure, also by this way.
+    let ids = crate::server::Generator::tokens(generator.as_ref(), &seen[0].prompt).unwrap();
+    let open = generator.tokenizer().special("<|open|>").unwrap();
+    let plain = crate::server::Generator::tokens(generator.as_ref(), &without_suffix(&seen[0]));
+    let count = |ids: &[u32]| ids.iter().filter(|&&id| id == open).count();
+    assert_eq!(count(&ids), count(&plain.unwrap()));
+    drop(seen);
+    let events = post(
+        &server,
+        COMPLETIONS,
+        &json!({ "prompt": "a", "suffix": "c", "echo": true, "stream": true }),
+    )
+    .events();
+    assert!(events.iter().all(|e| e["deltafin"]["suffix"] == "chat"));
+    let texts = events.iter().map(|e| e["choices"][0]["text"].as_str());
+    assert_eq!(texts.map(Option::unwrap).collect::<String>(), "aa + b");
+}
+
+/// The same conversation, asking about nothing.
+fn without_suffix(ask: &Ask) -> Prompt {
+    let Prompt::Chat(chat) = &ask.prompt else {
+        panic!("no chat");
+    };
+    let mut chat = chat.clone();
+    let hello = json!({ "role": "user", "content": "hello" });
+    *chat.messages.last_mut().unwrap() = crate::text::Message::from_json(&hello).unwrap();
+    Prompt::Chat(chat)
+}
+
+#[test]
+fn an_echo_is_scored_token_by_token_but_for_the_first() {
+    let (server, generator) = saying(vec![Beat::Token(7, vec![0.0; 2304]), say("!")]);
+    let ids: Vec<u32> = vec![500, 501, 900];
+    let ask = |extra: Value| {
+        let mut body = json!({ "prompt": ids, "echo": true, "logprobs": 1 });
+        for (key, value) in extra.as_object().unwrap() {
+            body[key] = value.clone();
+        }
+        post(&server, COMPLETIONS, &body)
+    };
+    let reply = ask(json!({ "max_tokens": 0 })).json();
+    let logprobs = &reply["choices"][0]["logprobs"];
+    let scores = logprobs["token_logprobs"].as_array().unwrap();
+    assert_eq!(scores.len(), 3);
+    assert!(scores[0].is_null() && logprobs["top_logprobs"][0].is_null());
+    // The script has each token's number follow the last one's.
+    assert!(scores[1].as_f64().unwrap() > -1.0 && scores[2].as_f64().unwrap() < -9.0);
+    assert_eq!(reply["usage"]["completion_tokens"], 0);
+    assert_eq!(
+        generator.seen.lock().unwrap().len(),
+        0,
+        "nothing to generate"
+    );
+    let whole = ask(json!({ "max_tokens": 1 })).json();
+    let scores = &whole["choices"][0]["logprobs"]["token_logprobs"];
+    assert_eq!(scores.as_array().unwrap().len(), 4);
+    let events = ask(json!({ "max_tokens": 1, "stream": true })).events();
+    let streamed: Vec<Value> = events
+        .iter()
+        .filter_map(|e| e["choices"][0]["logprobs"]["token_logprobs"].as_array())
+        .flatten()
+        .cloned()
+        .collect();
+    assert_eq!(json!(streamed), *scores);
 }
 
 #[test]

@@ -4,10 +4,13 @@ use serde_json::Value;
 use serde_json::json;
 
 use super::scripted::Beat;
+use super::scripted::LONG;
 use super::scripted::get;
 use super::scripted::post;
+use super::scripted::receive;
 use super::scripted::say;
 use super::scripted::saying;
+use super::scripted::send;
 use super::scripted::think;
 use crate::server::Finish;
 use crate::server::Prompt;
@@ -136,11 +139,8 @@ fn a_responses_input_becomes_a_conversation() {
     assert_eq!(chat.tools.as_ref().unwrap()[0]["function"]["name"], "look");
     drop(seen);
     for (extra, param) in [
-        (json!({ "background": true }), "background"),
-        (
-            json!({ "previous_response_id": "resp_1" }),
-            "previous_response_id",
-        ),
+        (json!({ "background": true, "store": false }), "background"),
+        (json!({ "previous_response_id": 1 }), "previous_response_id"),
         (json!({ "tools": [{ "type": "web_search" }] }), "tools[0]"),
         (json!({ "wibble": 1 }), "wibble"),
     ] {
@@ -193,10 +193,139 @@ fn the_description_names_every_path_that_answers() {
             Some(_) => get(&server, &path),
             None => post(&server, &path, &json!({ "wibble": 1 })),
         };
+        // No response is called "scripted", and a path that is not served would not say "id".
+        let unknown = reply.status == 404 && reply.json()["error"]["param"] == "id";
         assert!(
-            reply.status == 200 || reply.status == 400,
+            reply.status == 200 || reply.status == 400 || unknown,
             "{path}: {}",
             reply.status
         );
     }
+}
+
+fn delete(server: &crate::server::Server, path: &str) -> super::scripted::Reply {
+    receive(send(server.addr(), "DELETE", path, &[], ""))
+}
+
+/// Waits until a kept response is over.
+fn over(server: &crate::server::Server, path: &str) -> Value {
+    let started = std::time::Instant::now();
+    loop {
+        let response = get(server, path).json();
+        if response["status"] != "queued" && response["status"] != "in_progress" {
+            return response;
+        }
+        assert!(started.elapsed() < LONG, "{response}");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_background_response_is_made_while_nobody_listens_and_can_be_heard_from_any_point() {
+    let (server, _) = saying(vec![
+        think("hm"),
+        Beat::Work(std::time::Duration::from_millis(300)),
+        say("done"),
+    ]);
+    let body = json!({ "input": "hi", "background": true, "seed": 1 });
+    let begun = post(&server, RESPONSES, &body).json();
+    assert!(
+        begun["status"] == "queued" || begun["status"] == "in_progress",
+        "{begun}"
+    );
+    let path = format!("{RESPONSES}/{}", begun["id"].as_str().unwrap());
+    // A stream that joins late hears everything, and one that comes back what it missed.
+    let stream = get(&server, &format!("{path}?stream=true"));
+    let numbers = |reply: &super::scripted::Reply| -> Vec<u64> {
+        let data = reply.body.lines().filter_map(|l| l.strip_prefix("data: "));
+        let events = data.map(|d| serde_json::from_str::<Value>(d).unwrap());
+        events
+            .map(|e| e["sequence_number"].as_u64().unwrap())
+            .collect()
+    };
+    let all = numbers(&stream);
+    assert_eq!(all, (0..all.len() as u64).collect::<Vec<_>>());
+    assert!(stream.body.contains("response.completed"));
+    let rest = get(&server, &format!("{path}?stream=true&starting_after=2"));
+    assert_eq!(numbers(&rest), all[3..]);
+    let whole = over(&server, &path);
+    assert_eq!(whole["status"], "completed");
+    assert_eq!(whole["background"], true);
+    assert_eq!(whole["output"][1]["content"][0]["text"], "done");
+    let items = get(&server, &format!("{path}/input_items")).json();
+    assert_eq!(items["data"][0]["content"][0]["text"], "hi");
+    // What is over stays what it is.
+    let cancelled = post(&server, &format!("{path}/cancel"), &json!({})).json();
+    assert_eq!(cancelled["status"], "completed");
+    assert_eq!(delete(&server, &path).json()["deleted"], true);
+    assert_eq!(get(&server, &path).status, 404);
+    assert_eq!(delete(&server, &path).json()["error"]["code"], "not_found");
+}
+
+#[test]
+fn a_background_response_is_cancelled_at_work_and_in_line() {
+    let (server, generator) = saying(vec![think("hm"), Beat::Work(LONG)]);
+    let body = json!({ "input": "hi", "background": true });
+    let begin = || {
+        post(&server, RESPONSES, &body).json()["id"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
+    let (first, second) = (begin(), begin());
+    generator.wait_for(|working, _| working == 1);
+    for id in [&second, &first] {
+        let path = format!("{RESPONSES}/{id}");
+        let cancelled = post(&server, &format!("{path}/cancel"), &json!({})).json();
+        assert_eq!(cancelled["status"], "cancelled");
+        assert_eq!(get(&server, &path).json()["status"], "cancelled");
+        // Whoever listens hears the end of it.
+        get(&server, &format!("{path}?stream=true"));
+    }
+    generator.wait_for(|working, stopped| (working, stopped) == (0, 1));
+    assert_eq!(generator.seen.lock().unwrap().len(), 1);
+}
+
+#[test]
+fn a_kept_response_is_gone_on_from() {
+    let (server, generator) = saying(vec![think("hm"), say("I am here.")]);
+    let first = json!({ "input": "Who are you?", "instructions": "Be brief." });
+    let first = post(&server, RESPONSES, &first).json();
+    assert_eq!(first["store"], true);
+    let id = first["id"].as_str().unwrap();
+    let next = json!({ "input": "Where?", "previous_response_id": id });
+    let next = post(&server, RESPONSES, &next).json();
+    assert_eq!(next["previous_response_id"], id);
+    let seen = generator.seen.lock().unwrap().clone();
+    let crate::server::Prompt::Chat(chat) = &seen[1].prompt else {
+        panic!("no chat");
+    };
+    let told = format!("{:?}", chat.messages);
+    for part in ["Who are you?", "hm", "I am here.", "Where?"] {
+        assert!(told.contains(part), "{told}");
+    }
+    assert!(
+        !told.contains("Be brief."),
+        "instructions are not inherited"
+    );
+    let unknown = json!({ "input": "x", "previous_response_id": "resp_0" });
+    assert_eq!(post(&server, RESPONSES, &unknown).status, 404);
+    // What is not to be stored is not.
+    let unstored = post(&server, RESPONSES, &json!({ "input": "x", "store": false })).json();
+    let path = format!("{RESPONSES}/{}", unstored["id"].as_str().unwrap());
+    assert_eq!(get(&server, &path).status, 404);
+    let cancel = post(&server, &format!("{RESPONSES}/{id}/cancel"), &json!({}));
+    assert_eq!(cancel.status, 400);
+}
+
+#[test]
+fn the_live_picture_tells_which_experts_arrived() {
+    let (server, _) = saying(vec![]);
+    let live = get(&server, "/live?since=1").json();
+    assert_eq!(live["arrivals"]["next"], 3);
+    assert_eq!(
+        live["arrivals"]["experts"],
+        json!([[1, 2, "h"], [1, 2, "h"]])
+    );
+    assert_eq!(live["now"]["layers"], 8);
 }

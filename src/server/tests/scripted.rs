@@ -15,8 +15,10 @@ use std::time::Instant;
 
 use serde_json::Value;
 
+use crate::server::Arrived;
 use crate::server::Ask;
 use crate::server::BySource;
+use crate::server::Cancel;
 use crate::server::Failure;
 use crate::server::Finish;
 use crate::server::Generator;
@@ -60,9 +62,9 @@ pub(crate) struct Scripted {
     tokenizer: Tokenizer,
     script: Box<Script>,
     pub(super) seen: Mutex<Vec<Ask>>,
-    /// (stop was called, generations at work, generations that were stopped)
-    state: Mutex<(bool, usize, usize)>,
-    bell: Condvar,
+    /// (nothing, generations at work, generations that were stopped)
+    state: Mutex<((), usize, usize)>,
+    bell: Arc<Condvar>,
 }
 
 impl Scripted {
@@ -76,7 +78,7 @@ impl Scripted {
             script: Box::new(script),
             seen: Mutex::default(),
             state: Mutex::default(),
-            bell: Condvar::new(),
+            bell: Arc::default(),
         })
     }
 
@@ -113,13 +115,18 @@ impl Scripted {
     }
 
     /// Works for a while; `false` when stopped.
-    fn work(&self, duration: Duration) -> bool {
-        let state = self.state.lock().unwrap();
-        let (state, _) = self
-            .bell
-            .wait_timeout_while(state, duration, |s| !s.0)
-            .unwrap();
-        !state.0
+    fn work(&self, duration: Duration, cancel: &Cancel) -> bool {
+        let until = Instant::now() + duration;
+        let mut state = self.state.lock().unwrap();
+        while !cancel.asked() {
+            let Some(left) = until.checked_duration_since(Instant::now()) else {
+                return true;
+            };
+            // A shout between the look and the wait is caught by the next look.
+            let nap = left.min(Duration::from_millis(20));
+            state = self.bell.wait_timeout(state, nap).unwrap().0;
+        }
+        false
     }
 
     fn play(
@@ -145,7 +152,9 @@ impl Scripted {
                     })
                 }
                 Beat::Say(event) => on(Happening::Reply(&event)),
-                Beat::Work(duration) if self.work(duration) => ControlFlow::Continue(()),
+                Beat::Work(duration) if self.work(duration, &ask.cancel) => {
+                    ControlFlow::Continue(())
+                }
                 Beat::Work(_) => ControlFlow::Break(()),
                 Beat::Fail(failure) => return Err(failure),
                 Beat::Panic => panic!("written in the script"),
@@ -161,7 +170,9 @@ impl Scripted {
         Ok(Outcome {
             finish,
             prompt_tokens: ids.len(),
+            cached_tokens: 0,
             completion_tokens,
+            reasoning_tokens: None,
             ledger: Ledger {
                 requested: 28,
                 experts: BySource {
@@ -227,10 +238,11 @@ impl Generator for Scripted {
         on: &mut dyn FnMut(Happening<'_>) -> ControlFlow<()>,
     ) -> Result<Outcome, Failure> {
         self.seen.lock().unwrap().push(ask.clone());
+        let bell = Arc::clone(&self.bell);
+        let _hearing = ask.cancel.hear(move || bell.notify_all());
         let ids = self.tokens(&ask.prompt)?;
         {
             let mut state = self.state.lock().unwrap();
-            state.0 = false;
             state.1 += 1;
             self.bell.notify_all();
         }
@@ -247,9 +259,35 @@ impl Generator for Scripted {
         played.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
-    fn stop(&self) {
-        self.state.lock().unwrap().0 = true;
-        self.bell.notify_all();
+    fn read(
+        &self,
+        ids: &[TokenId],
+        _: &Cancel,
+        on: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<Outcome, Failure> {
+        // After each token, its successor's number is likeliest by far.
+        for (row, id) in ids.iter().enumerate() {
+            let mut logits = vec![0.0; self.vocab()];
+            logits[(*id as usize + 1) % self.vocab()] = 9.0;
+            on(row, &logits);
+        }
+        Ok(Outcome {
+            finish: Finish::Length,
+            prompt_tokens: ids.len(),
+            cached_tokens: 0,
+            completion_tokens: 0,
+            reasoning_tokens: None,
+            ledger: Ledger::default(),
+        })
+    }
+
+    fn arrivals(&self, since: u64) -> (u64, Vec<Arrived>) {
+        let one = Arrived {
+            layer: 1,
+            expert: 2,
+            source: "hub",
+        };
+        (3, vec![one; usize::try_from(3 - since.min(3)).unwrap()])
     }
 
     fn now(&self) -> Now {
@@ -267,6 +305,8 @@ pub(super) const ANY: &str = "127.0.0.1:0";
 pub(super) fn serve(generator: &Arc<Scripted>) -> Server {
     let options = ServerOptions {
         heartbeat: Duration::from_millis(100),
+        // One at a time, so that a test can tell who waits for whom.
+        running_max: 1,
         ..ServerOptions::new()
     };
     serve_with(generator, options)

@@ -95,12 +95,21 @@ pub(super) async fn send(
         .await
         .map_err(|_| Refusal::plain(StatusCode::INTERNAL_SERVER_ERROR, "reading failed"))?
         .map_err(|error| Refusal::plain(StatusCode::SERVICE_UNAVAILABLE, error.to_string()))?;
-    let held = {
+    let ready = {
         let content = Arc::clone(&content);
-        tokio::task::spawn_blocking(move || content.has(range)).await
+        tokio::task::spawn_blocking(move || content.ready(range)).await
     };
-    if !held.unwrap_or(false) {
-        return Err(Refusal::not_yet(&target, range));
+    match ready {
+        Ok(Ok(true)) => {}
+        Ok(Ok(false)) => return Err(Refusal::not_yet(&target, range)),
+        Ok(Err(error)) => {
+            let status = StatusCode::SERVICE_UNAVAILABLE;
+            return Err(Refusal::plain(status, error.to_string()));
+        }
+        Err(_) => {
+            let status = StatusCode::INTERNAL_SERVER_ERROR;
+            return Err(Refusal::plain(status, "reading failed"));
+        }
     }
     *reply.body_mut() = pieces(shared, content, range);
     Ok(reply)

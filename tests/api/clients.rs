@@ -1,0 +1,163 @@
+//! The clients people use, each in an environment of its own.
+
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::Command;
+use std::process::Stdio;
+
+use super::Served;
+use super::fetch_core;
+use super::hub;
+use super::serve;
+use super::serve_demo;
+use super::serve_installed;
+use super::setting;
+use super::skipped;
+
+fn script(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("scripts/clients")
+        .join(name)
+}
+
+/// The folder of an environment, made once for all tests; `None` where it cannot be made, which
+/// where there is a network and Python and Node does not happen.
+fn environment(kind: &str) -> Option<PathBuf> {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("clients-{kind}"));
+    let made = Command::new(script("setup.sh"))
+        .arg(kind)
+        .arg(&folder)
+        .output()
+        .unwrap();
+    if made.status.success() {
+        return Some(folder);
+    }
+    assert_eq!(made.status.code(), Some(3), "setup.sh failed otherwise");
+    skipped(&format!(
+        "no {kind} packages: {}",
+        String::from_utf8_lossy(&made.stderr).trim()
+    ));
+    None
+}
+
+fn ran(command: &mut Command) {
+    let ran = command.env("NO_PROXY", "127.0.0.1").output().unwrap();
+    let (out, err) = (
+        String::from_utf8_lossy(&ran.stdout),
+        String::from_utf8_lossy(&ran.stderr),
+    );
+    assert!(ran.status.success(), "{out}{err}");
+}
+
+fn python(name: &str, served: &Served) {
+    if let Some(folder) = environment("python") {
+        let prompts = setting("DELTAFIN_API_PROMPTS", 6).to_string();
+        ran(Command::new(folder.join("bin/python"))
+            .arg(script(name))
+            .arg(format!("http://{}", served.addr))
+            .env("DELTAFIN_API_PROMPTS", prompts));
+    }
+}
+
+fn node(name: &str, served: &Served, more: &[&Path]) -> Option<PathBuf> {
+    let folder = environment("node")?;
+    ran(Command::new("node")
+        .arg(script(name))
+        .arg(format!("http://{}", served.addr))
+        .args(more)
+        .env("NODE_PATH", folder.join("node_modules")));
+    Some(folder)
+}
+
+/// OpenAI's Node client; its replies are then held to OpenAI's shapes.
+fn openai_node(served: &Served) {
+    let replies = tempfile::NamedTempFile::new().unwrap();
+    if node("openai_node.mjs", served, &[replies.path()]).is_some()
+        && let Some(folder) = environment("python")
+    {
+        ran(Command::new(folder.join("bin/python"))
+            .arg(script("shapes.py"))
+            .arg(replies.path()));
+    }
+}
+
+#[test]
+fn openais_python_client_gets_what_it_asks_for_while_streaming() {
+    python("openai_python.py", &serve_demo(&[]));
+}
+
+#[test]
+fn openais_python_client_gets_what_it_asks_for_from_a_full_install() {
+    python("openai_python.py", &serve_installed());
+}
+
+#[test]
+fn openais_node_client_gets_what_it_asks_for_while_streaming() {
+    openai_node(&serve_demo(&[]));
+}
+
+#[test]
+fn openais_node_client_gets_what_it_asks_for_from_a_full_install() {
+    openai_node(&serve_installed());
+}
+
+#[test]
+fn langchain_gets_tools_and_structured_output_in_both_modes() {
+    python("langchain_python.py", &serve_demo(&[]));
+    python("langchain_python.py", &serve_installed());
+}
+
+#[test]
+fn the_page_is_used_as_a_person_does() {
+    let browsers = ["/usr/bin/chromium", "/usr/bin/chromium-browser"];
+    let Some(browser) = browsers.map(Path::new).into_iter().find(|b| b.exists()) else {
+        return skipped("no Chromium to open the page in");
+    };
+    let pictures = Path::new(env!("CARGO_TARGET_TMPDIR")).join("page");
+    // Experts that come from the hub each time: from memory a reply is over before it is seen.
+    let served = serve_demo(&["--cache", "0", "--ram", "40MB"]);
+    node("page.mjs", &served, &[&pictures, browser]);
+}
+
+/// No client is told how long to wait: each keeps its own patience, which silence would exhaust.
+#[test]
+fn clients_with_their_own_patience_outlast_a_slow_hub() {
+    let home = tempfile::tempdir().unwrap();
+    fetch_core(&hub(None), home.path());
+    let link = format!("{}s", setting("DELTAFIN_API_SLOW_SECONDS", 1));
+    let slow = hub(Some(&link));
+    let url = slow.url();
+    let model = deltafin::share::Embedded::REPO;
+    let served = serve(
+        home.path(),
+        &["--reserve", "0", "--model", model, "--hub", &url],
+    );
+    let ask = r#"{"prompt":"It is","max_tokens":1,"temperature":0}"#;
+    let whole = Command::new("curl")
+        .args(["-sS", "--fail", "-d", ask])
+        .arg(format!("http://{}/v1/completions", served.addr))
+        .stderr(Stdio::inherit())
+        .output();
+    match whole {
+        Ok(whole) => {
+            assert!(whole.status.success());
+            let reply: serde_json::Value = serde_json::from_slice(&whole.stdout).unwrap();
+            assert_eq!(reply["usage"]["completion_tokens"], 1);
+        }
+        Err(_) => skipped("no curl"),
+    }
+    if let Some(folder) = environment("python") {
+        ran(Command::new(folder.join("bin/python"))
+            .args(["-c", PATIENT])
+            .arg(format!("http://{}/v1", served.addr)));
+    }
+}
+
+const PATIENT: &str = r#"
+import sys, openai
+client = openai.OpenAI(base_url=sys.argv[1], api_key="none")
+ask = dict(model="austen-k3", prompt="Mr. Darcy", max_tokens=2, temperature=0)
+whole = client.completions.create(**ask).choices[0].text
+streamed = "".join(chunk.choices[0].text for chunk in client.completions.create(stream=True, **ask))
+assert whole and streamed == whole, (whole, streamed)
+"#;
