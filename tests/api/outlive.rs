@@ -235,6 +235,33 @@ fn what_is_stored_is_there_after_a_kill_and_what_is_deleted_is_not() {
 }
 
 #[test]
+fn what_is_deleted_is_gone_at_once_whatever_is_still_written_of_it() {
+    let place = Place::new(None);
+    let served = place.serve(&[]);
+    let mut paths = Vec::new();
+    // While it waits, while it is made, when it has just ended.
+    for round in 0..24 {
+        let ask = json!({ "input": "Who are you?", "max_output_tokens": 3, "background": true });
+        let id = begin(&served.addr, &ask);
+        let path = format!("{RESPONSES}/{id}");
+        if round % 3 == 2 {
+            wait_for_end(&served.addr, &id);
+        } else {
+            std::thread::sleep(Duration::from_millis(round));
+        }
+        assert_eq!(request(&served.addr, "DELETE", &path).0, 200);
+        assert_eq!(request(&served.addr, "GET", &path).0, 404, "round {round}");
+        assert_eq!(request(&served.addr, "DELETE", &path).0, 404);
+        paths.push(path);
+    }
+    kill(served);
+    let served = place.serve(&[]);
+    for path in paths {
+        assert_eq!(request(&served.addr, "GET", &path).0, 404, "{path}");
+    }
+}
+
+#[test]
 fn a_background_response_is_cancelled_by_the_next_process_and_stays_so() {
     // A token needs experts, and these come slowly.
     let place = Place::new(Some("50ms"));
