@@ -2,6 +2,7 @@
 
 pub(crate) mod bench;
 pub(crate) mod doctor;
+pub(crate) mod simulate;
 mod values;
 
 use std::path::PathBuf;
@@ -12,6 +13,7 @@ use clap::Subcommand;
 
 pub(crate) use self::bench::Bench;
 pub(crate) use self::doctor::DoctorArgs;
+pub(crate) use self::simulate::CacheSimulate;
 use self::values::budget;
 use self::values::layers;
 use self::values::origin;
@@ -133,6 +135,9 @@ pub(crate) struct RunArgs {
     /// Force an instruction set: scalar, avx2, avx512 or neon
     #[arg(long, help_heading = "Machine")]
     pub isa: Option<String>,
+    /// Add which experts each pass over the weights uses to this file, for `cache simulate`
+    #[arg(long, value_name = "FILE", help_heading = "Machine")]
+    pub trace: Option<PathBuf>,
     /// One JSON object on stdout at the end, and no other text there
     #[arg(long, help_heading = "Output")]
     pub json: bool,
@@ -338,7 +343,7 @@ pub(crate) struct SessionsNamed {
 pub(crate) enum Prefix {
     /// Read a system message, tools and an effort once; every prompt that begins with them is then
     /// read from there
-    Make(PrefixMake),
+    Make(Box<PrefixMake>),
     /// The prefixes of the store
     List(SessionsList),
     /// Copy one out, for another machine with the same instruction set
@@ -510,6 +515,8 @@ pub(crate) enum Cache {
     Verify(CacheVerify),
     /// Evict the least recently used experts until a size is left
     Trim(CacheTrim),
+    /// Say what caches of other sizes and policies would have hit, from what --trace has written
+    Simulate(CacheSimulate),
 }
 
 /// `cache stats`.

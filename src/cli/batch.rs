@@ -68,7 +68,7 @@ pub(super) fn command(args: &Batch, screen: &Arc<Screen>) -> Result<u8, CliError
     let errors = args.errors.clone().unwrap_or_else(|| beside(&args.output));
     let setup = setup::open(&args.model, true, &interrupt.flag(), screen)?;
     let home = setup.opened.store.store().home().to_owned();
-    let engine = setup::engine(setup.opened, &args.run)?;
+    let engine = setup::engine(setup.opened, &args.run, screen)?;
     engine.opened().install_core(screen.as_ref())?;
     interrupt.gently();
     interrupt.stops(engine.stopper());

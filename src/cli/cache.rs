@@ -15,6 +15,7 @@ use super::exit::CliError;
 use super::interrupt::Interrupt;
 use super::screen::Screen;
 use super::setup;
+use super::simulate;
 use crate::residency::InstallObserver;
 use crate::store::Budget;
 use crate::store::ModelStore;
@@ -27,6 +28,7 @@ pub(super) fn command(args: &Cache, screen: &Screen) -> Result<u8, CliError> {
         Cache::Stats(args) => stats(args, screen),
         Cache::Verify(args) => verify(args, screen),
         Cache::Trim(args) => trim(args, screen),
+        Cache::Simulate(args) => simulate::command(args, screen),
     }
 }
 

@@ -56,7 +56,7 @@ pub(super) fn command(args: &Serve, screen: &Arc<Screen>) -> Result<u8, CliError
     server.loading("opening the model and fetching its core");
     let setup = setup::open(&args.model, true, &interrupt.flag(), screen)?;
     let home = setup.opened.store.store().home().to_owned();
-    let engine = setup::engine(setup.opened, &args.run)?;
+    let engine = setup::engine(setup.opened, &args.run, screen)?;
     engine.opened().install_core(screen.as_ref())?;
     // From here on the first signal lets the pass at work be finished, so that states can be kept.
     interrupt.gently();

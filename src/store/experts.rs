@@ -113,6 +113,8 @@ pub struct Slot {
     /// Set if others in this process may wait for us.
     pub(super) flight: Option<Arc<Flight>>,
     pub(super) claim: Option<PathBuf>,
+    /// Room made for it and not yet used: whether of a model without a limit.
+    pub(super) room: Option<bool>,
 }
 
 /// Somebody else's fetch.
@@ -255,6 +257,19 @@ impl ModelStore {
             // An expert that went meanwhile needs no date; a disk that refuses costs recency only.
             let path = recover::expert_path(self.folder(), key);
             let _ = store.inner.disk.set_mtime(&path, mtime);
+        }
+    }
+
+    /// Makes the experts that are on disk the ones used last, in this order, for this process and
+    /// until the next [`ModelStore::touch`] alone.
+    pub fn promote(&self, keys: &[ExpertKey]) {
+        let inner = &self.store().inner;
+        let now = inner.disk.now();
+        let mut state = lock(&inner.state);
+        // With a date, though none goes to the disk: a recount orders by dates.
+        let mtime = state.tick(now);
+        for key in keys {
+            state.index.touch(self.entry_id(*key), mtime);
         }
     }
 
@@ -402,6 +417,7 @@ impl EntryRef {
             len,
             flight: Some(flight),
             claim,
+            room: None,
         })
     }
 
@@ -499,6 +515,7 @@ impl Wait {
                     len: self.len,
                     flight: None,
                     claim: None,
+                    room: None,
                 })
             }
         }
