@@ -238,7 +238,8 @@ fn who_is_named_in_no_proxy_is_asked_directly() {
         ("NO_PROXY", "example.org", true),
         ("NO_PROXY", "0.0.0.0", false),
         ("no_proxy", "example.org, 0.0.0.0/8", false),
-        ("NO_PROXY", "*", false),
+        // `*` means every name; of numbers it is this.
+        ("NO_PROXY", "*,0.0.0.0/0", false),
     ] {
         let server = with(Hosts::One, Called::Host("0.0.0.0"));
         let proxy = TestProxy::start(&[]);
