@@ -37,6 +37,9 @@ pub(super) struct Meter {
     bytes: AtomicU64,
     /// Of the attempt under way: its first entry is its start.
     past: Mutex<VecDeque<(Instant, u64)>>,
+    /// Whether an attempt is under way. A span that waits, for its address or because its server
+    /// asked it to, is not slow, and is no peer of those that move.
+    moving: AtomicBool,
     pub(super) hedged: AtomicBool,
     /// Rings when a second request should be made.
     pub(super) hedge: Notify,
@@ -51,6 +54,7 @@ impl Meter {
             born,
             bytes: AtomicU64::new(0),
             past: Mutex::new(VecDeque::from([(born, 0)])),
+            moving: AtomicBool::new(false),
             hedged: AtomicBool::new(false),
             hedge: Notify::new(),
             slow: Notify::new(),
@@ -73,6 +77,16 @@ impl Meter {
         past.push_back((Instant::now(), self.bytes()));
         drop(past);
         let _ = self.slow.notified().now_or_never();
+        self.moving.store(true, Relaxed);
+    }
+
+    /// The attempt is over.
+    pub(super) fn rest(&self) {
+        self.moving.store(false, Relaxed);
+    }
+
+    fn moving(&self) -> bool {
+        self.moving.load(Relaxed)
     }
 
     fn past(&self) -> MutexGuard<'_, VecDeque<(Instant, u64)>> {
@@ -140,12 +154,13 @@ pub(super) fn ring(
         speeds.push(span.meter.speed(window));
     }
     for (i, span) in running.iter().enumerate() {
-        if span.meter.age() < window {
+        if !span.meter.moving() || span.meter.age() < window {
             continue;
         }
         let peers = running.iter().zip(&speeds).enumerate();
         let peers: Vec<f64> = peers
-            .filter(|(j, (peer, _))| *j != i && peer.meter.age() >= timing.tick)
+            .filter(|(j, (peer, _))| *j != i && peer.meter.moving())
+            .filter(|(_, (peer, _))| peer.meter.age() >= timing.tick)
             .map(|(_, (_, speed))| *speed)
             .collect();
         // With too few beside it, those that ended lately stand in.
