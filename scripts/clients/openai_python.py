@@ -419,7 +419,7 @@ def files_and_batches():
     file = client.files.create(file=("zwölf.jsonl", text.encode()), purpose="batch")
     assert file.filename == "zwölf.jsonl" and file.bytes == len(text.encode()), file
     assert client.files.content(file.id).text == text
-    assert client.files.retrieve(file.id) == file
+    assert client.files.retrieve(file.id).model_dump() == file.model_dump()
     assert file.id in [listed.id for listed in client.files.list(purpose="batch", limit=1)]
     batch = client.batches.create(
         input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h",

@@ -429,7 +429,8 @@ impl Batches {
         let lock = jobs::lock(&folder, id)?;
         let gone = || JobError::NotFound { id: id.to_owned() };
         // As it stands now that nobody else changes it.
-        let state = State::read(&folder).ok_or_else(gone)?;
+        let state = State::read(&folder).filter(|state| !state.status.over());
+        let state = state.ok_or_else(gone)?;
         Batch::open(folder, state, lock).map(Arc::new)
     }
 

@@ -141,6 +141,10 @@ impl Work {
             let begin = |state: &mut super::State| state.total = total;
             work.batch
                 .bring(&[Status::Validating], Status::InProgress, begin)?;
+            if work.batch.status() != Status::InProgress {
+                // Cancelled before it began: it has no lines, and so none that are wrong.
+                return Ok(());
+            }
             let wrong = own.wrong.iter();
             let wrong: Vec<_> = wrong.map(|(n, line)| (*n, false, line.clone())).collect();
             work.batch.log().add(&wrong)

@@ -310,21 +310,22 @@ fn a_request_never_waits_for_a_line_and_no_line_fills_the_line() {
 #[test]
 fn a_line_is_taken_up_only_when_nobody_waits() {
     let home = tempfile::tempdir().unwrap();
-    let first = Arc::new(AtomicBool::new(true));
+    let hold = Arc::new(AtomicBool::new(true));
+    let held = Arc::clone(&hold);
     let generator = Scripted::new(move |_| {
         // The first holds the place until a batch and two more requests wait behind it.
-        let holds = first.swap(false, Ordering::SeqCst);
-        vec![
-            Beat::Work(Duration::from_millis(if holds { 1500 } else { 50 })),
-            say("x"),
-        ]
+        let began = Instant::now();
+        while held.load(Ordering::SeqCst) && began.elapsed() < LONG {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        vec![say("x")]
     });
     let server = serve_at(home.path(), &generator, one_at_a_time());
     let ask = |seed: u64| {
         let body = json!({ "prompt": "x", "seed": seed, "stream": true }).to_string();
         send(server.addr(), "POST", COMPLETIONS, &[], &body)
     };
-    let held = ask(1000);
+    let first = ask(1000);
     generator.wait_for(|working, _| working == 1);
     let id = begin(&server, &lines(3));
     wait_for(&server, &id, |batch| batch["status"] == "in_progress");
@@ -332,14 +333,16 @@ fn a_line_is_taken_up_only_when_nobody_waits() {
     while get(&server, "/health").json()["batch"]["waiting"] != 1 {
         assert!(began.elapsed() < LONG);
     }
-    let mut later = [ask(1001), ask(1002)];
-    read_until(&mut later[0], "behind 1 request");
-    read_until(&mut later[1], "behind 2 requests");
+    let mut second = ask(1001);
+    read_until(&mut second, "behind 1 request");
+    let mut third = ask(1002);
+    read_until(&mut third, "behind 2 requests");
+    hold.store(false, Ordering::SeqCst);
     wait_for_status(&server, &id, "completed");
     assert_eq!(seeds(&generator), [1000, 1001, 1002, 0, 1, 2]);
-    for reply in [held].into_iter().chain(later).map(receive) {
-        assert!(reply.body.contains("[DONE]"));
-    }
+    assert!(receive(first).body.contains("[DONE]"));
+    read_until(&mut second, "[DONE]");
+    read_until(&mut third, "[DONE]");
 }
 
 #[test]
