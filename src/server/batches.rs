@@ -439,11 +439,20 @@ impl Batches {
         if let Some(batch) = self.here().get(id) {
             return Some(Found::Here(Arc::clone(batch)));
         }
-        let state = State::read(&self.root.join(files::is_id(id, PREFIX).then_some(id)?))?;
+        let folder = self.root.join(files::is_id(id, PREFIX).then_some(id)?);
+        let state = State::read(&folder)?;
         Some(Found::There {
             over: state.status.over().then_some(state.status),
-            object: Box::new(state.json()),
+            object: Box::new(self.there(state)),
         })
+    }
+
+    /// The object of one that this process does not answer, or not yet.
+    fn there(&self, mut state: State) -> Value {
+        if !state.status.over() {
+            state.answered = log::glance(&self.root.join(&state.id).join(LOG));
+        }
+        state.json()
     }
 
     /// All, the newest first: ids and objects.
@@ -451,8 +460,8 @@ impl Batches {
         let here = self.here().clone();
         let object = |state: State| {
             let live = here.get(&state.id).map(|batch| batch.json());
-            let object = live.unwrap_or_else(|| state.json());
-            (state.id, object)
+            let id = state.id.clone();
+            (id, live.unwrap_or_else(|| self.there(state)))
         };
         self.states().into_iter().map(object).collect()
     }

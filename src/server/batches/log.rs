@@ -70,6 +70,23 @@ struct Entry {
     len: usize,
 }
 
+/// Lines of the output and of the error file in a log that another process may be writing.
+pub(super) fn glance(path: &Path) -> (usize, usize) {
+    let mut counts = (0, 0);
+    let Ok(file) = File::open(path) else {
+        return counts;
+    };
+    let lines = BufReader::new(file).split(b'\n').map_while(Result::ok);
+    for line in lines {
+        match line.split(|&b| b == b' ').nth(1) {
+            Some(b"o") => counts.0 += 1,
+            Some(b"e") => counts.1 += 1,
+            _ => {}
+        }
+    }
+    counts
+}
+
 /// The log of one batch, which this process owns.
 #[derive(Debug)]
 pub(super) struct Log {
@@ -240,6 +257,7 @@ mod tests {
         drop(log);
         let log = Log::open(&path).unwrap();
         assert_eq!(log.counts(), (2, 1));
+        assert_eq!(glance(&path), (2, 1));
         assert_eq!(copied(&log, true), format!("{}\n{}\n", usage(6), usage(5)));
         assert_eq!(copied(&log, false), "{\"no\":2}\n");
         assert_eq!(log.tokens().json()["total_tokens"], 15);

@@ -87,31 +87,13 @@ fn content(server: &Server, id: &Value) -> Vec<Value> {
 }
 
 fn names(lines: &[Value]) -> Vec<&str> {
-    let name = |line: &'_ Value| line["custom_id"].as_str().map(str::to_owned);
-    lines
-        .iter()
-        .map(|line| {
-            assert!(name(line).is_some(), "{line}");
-            line["custom_id"].as_str().unwrap()
-        })
-        .collect()
+    let names = lines.iter().map(|line| line["custom_id"].as_str());
+    names.map(Option::unwrap).collect()
 }
 
-#[test]
-fn a_batch_answers_every_line_in_the_inputs_order_and_says_what_was_wrong() {
-    let home = tempfile::tempdir().unwrap();
-    // The first lines take longest, so that they end last.
-    let generator = Scripted::new(|ask| {
-        let seed = ask.sampling.seed;
-        vec![
-            Beat::Work(Duration::from_millis(100 - 20 * seed.min(4))),
-            think("hm"),
-            Beat::Token(5, vec![0.0; 400]),
-            say(&seed.to_string()),
-        ]
-    });
-    let server = serve_at(home.path(), &generator, ServerOptions::new());
-    let text = [
+/// Nine requests, of which three can be honoured, and a blank line.
+fn mixed() -> String {
+    [
         line(0, COMPLETIONS, json!({ "prompt": "x", "seed": 0 })),
         "no json\n".to_owned(),
         line(
@@ -138,8 +120,32 @@ fn a_batch_answers_every_line_in_the_inputs_order_and_says_what_was_wrong() {
             json!({ "prompt": "x", "seed": 4, "model": "other" }),
         ),
         line(6, COMPLETIONS, json!({ "prompt": "x", "seed": 5 })),
-    ];
-    let id = begin(&server, &text.concat());
+    ]
+    .concat()
+}
+
+/// The code of an error file's line, and the status where it was a request.
+fn told(line: &Value) -> (&str, Option<u64>) {
+    let inner = &line["response"]["body"]["error"]["code"];
+    let code = line["error"]["code"].as_str().or(inner.as_str());
+    (code.unwrap(), line["response"]["status_code"].as_u64())
+}
+
+#[test]
+fn a_batch_answers_every_line_in_the_inputs_order_and_says_what_was_wrong() {
+    let home = tempfile::tempdir().unwrap();
+    // The first lines take longest, so that they end last.
+    let generator = Scripted::new(|ask| {
+        let seed = ask.sampling.seed;
+        vec![
+            Beat::Work(Duration::from_millis(100 - 20 * seed.min(4))),
+            think("hm"),
+            Beat::Token(5, vec![0.0; 400]),
+            say(&seed.to_string()),
+        ]
+    });
+    let server = serve_at(home.path(), &generator, ServerOptions::new());
+    let id = begin(&server, &mixed());
     let batch = wait_for_status(&server, &id, "completed");
     assert_eq!(
         batch["request_counts"],
@@ -174,14 +180,7 @@ fn a_batch_answers_every_line_in_the_inputs_order_and_says_what_was_wrong() {
         .sum();
     assert_eq!(batch["usage"]["total_tokens"], total);
     let errors = content(&server, &batch["error_file_id"]);
-    let told: Vec<_> = errors
-        .iter()
-        .map(|line| {
-            let inner = &line["response"]["body"]["error"]["code"];
-            let code = line["error"]["code"].as_str().or(inner.as_str());
-            (code.unwrap(), line["response"]["status_code"].as_u64())
-        })
-        .collect();
+    let told: Vec<_> = errors.iter().map(told).collect();
     assert_eq!(
         told,
         [
@@ -193,7 +192,7 @@ fn a_batch_answers_every_line_in_the_inputs_order_and_says_what_was_wrong() {
             ("model_not_found", Some(404)),
         ]
     );
-    // What it wrote is a file like others, and stays when it goes on from nothing else.
+    // What it wrote is a file like others; what only served to go on is gone.
     let file = get(
         &server,
         &format!("/v1/files/{}", batch["output_file_id"].as_str().unwrap()),
@@ -406,6 +405,14 @@ fn a_batch_goes_on_with_the_next_server_with_no_line_twice_and_none_lost() {
         batch["request_counts"]["completed"] == 4
     });
     generator.wait_for(|working, _| working == 1);
+    // Another server on this home sees how it stands, and leaves it.
+    let other = serve_at(home.path(), &generator, one_at_a_time());
+    let seen = look(&other, &id);
+    assert_eq!(
+        (&seen["status"], &seen["request_counts"]["completed"]),
+        (&json!("in_progress"), &json!(4))
+    );
+    drop(other);
     // In order, as a signal ends it: a line at work is put off.
     server.drain(Duration::ZERO, Duration::from_secs(1));
     drop(server);
