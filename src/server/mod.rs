@@ -139,8 +139,8 @@ impl ServerOptions {
             // OpenAI's clients and most proxies take half a minute of silence for death.
             heartbeat: Duration::from_secs(8),
             body_max: 8 << 20,
-            file_max: 200 << 20,
-            files_max: 16 << 30,
+            file_max: 200_000_000,
+            files_max: 16_000_000_000,
             connections_max: 512,
         }
     }
