@@ -64,6 +64,7 @@ pub(super) fn command(args: &Serve, screen: &Arc<Screen>) -> Result<u8, CliError
     let states = remember(&engine, &home, args)?;
     let journal = Journal::open(&home)?;
     server.keep(journal.clone(), Identity::of(&engine));
+    server.keep_files(&home)?;
     server.ready(engine)?;
     screen.note(&format!("{name} is ready; clients use the base URL {base}"));
     // Not the flag: a client that leaves raises it too, to end its generation.

@@ -22,7 +22,7 @@ use super::together::post;
 
 const RESPONSES: &str = "/v1/responses";
 
-fn request(addr: &str, method: &str, path: &str) -> (u16, Value) {
+pub(super) fn request(addr: &str, method: &str, path: &str) -> (u16, Value) {
     let mut stream = TcpStream::connect(addr).unwrap();
     stream
         .set_read_timeout(Some(Duration::from_secs(300)))
@@ -42,20 +42,20 @@ fn request(addr: &str, method: &str, path: &str) -> (u16, Value) {
 }
 
 /// A home with the demo model's core in it, and a hub for the rest.
-struct Place {
-    home: tempfile::TempDir,
+pub(super) struct Place {
+    pub(super) home: tempfile::TempDir,
     hub: share::Server,
 }
 
 impl Place {
-    fn new(link: Option<&str>) -> Place {
+    pub(super) fn new(link: Option<&str>) -> Place {
         let home = tempfile::tempdir().unwrap();
         fetch_core(&hub(None), home.path());
         let hub = hub(link);
         Place { home, hub }
     }
 
-    fn serve(&self, more: &[&str]) -> Served {
+    pub(super) fn serve(&self, more: &[&str]) -> Served {
         let url = self.hub.url();
         let options = [
             "--reserve",
@@ -70,13 +70,13 @@ impl Place {
 }
 
 /// `kill -9`.
-fn kill(mut served: Served) {
+pub(super) fn kill(mut served: Served) {
     served.child.kill().unwrap();
     served.child.wait().unwrap();
 }
 
 /// SIGTERM; how it ended, and how long that took.
-fn terminate(mut served: Served) -> (Option<i32>, Duration) {
+pub(super) fn terminate(mut served: Served) -> (Option<i32>, Duration) {
     let began = Instant::now();
     let sent = Command::new("kill")
         .args(["-TERM", &served.child.id().to_string()])
