@@ -259,11 +259,12 @@ impl Lanes {
     }
 
     fn speed(&self, window: Duration) -> f64 {
-        let first = self.past.iter().find(|(at, _)| at.elapsed() <= window);
-        match (first, self.past.back()) {
-            (Some((from, before)), Some((to, after))) if to > from => {
-                per_second(after - before, *to - *from)
-            }
+        let Some((to, after)) = self.past.back() else {
+            return 0.0;
+        };
+        let first = self.past.iter().find(|(at, _)| *to - *at <= window);
+        match first {
+            Some((from, before)) if to > from => per_second(after - before, *to - *from),
             _ => 0.0,
         }
     }
@@ -273,10 +274,15 @@ impl Lanes {
         self.speed(timing.tick * 4)
     }
 
-    /// One look at the source: `total` bytes so far, whether spans wait for it. Returns the new
-    /// number of lanes if throughput collapsed.
-    pub(super) fn tick(&mut self, total: u64, waiting: bool, timing: &Timing) -> Option<usize> {
-        let now = Instant::now();
+    /// One look at the source: the time, `total` bytes so far, whether spans wait for it. Returns
+    /// the new number of lanes if throughput collapsed.
+    pub(super) fn tick(
+        &mut self,
+        now: Instant,
+        total: u64,
+        waiting: bool,
+        timing: &Timing,
+    ) -> Option<usize> {
         self.past.push_back((now, total));
         let keep = timing.speed_window + timing.tick * 2;
         while self.past.len() > 2 && self.past.front().is_some_and(|(at, _)| now - *at > keep) {
@@ -292,7 +298,7 @@ impl Lanes {
         if now - full >= timing.speed_window {
             let over_window = self.speed(timing.speed_window);
             if over_window < COLLAPSE * self.best && self.limit > 1 {
-                return Some(self.halve(timing));
+                return Some(self.halve(now, timing));
             }
         }
         if lately > self.best || now - self.best_at > timing.warm {
@@ -332,13 +338,13 @@ impl Lanes {
 
     /// [`Lanes::halve`], unless that was done a moment ago.
     pub(super) fn halve_once(&mut self, timing: &Timing) -> Option<usize> {
-        let just = self.halved.is_some_and(|at| at.elapsed() < timing.tick * 4);
-        (!just).then(|| self.halve(timing))
+        let now = Instant::now();
+        let just = self.halved.is_some_and(|at| now - at < timing.tick * 4);
+        (!just).then(|| self.halve(now, timing))
     }
 
     /// Half the lanes, for a minute; and for ten no more than when throughput was best.
-    pub(super) fn halve(&mut self, timing: &Timing) -> usize {
-        let now = Instant::now();
+    fn halve(&mut self, now: Instant, timing: &Timing) -> usize {
         let fewer = self.limit.saturating_sub(1).max(1);
         let ceiling = match self.best_lanes {
             0 => fewer,
