@@ -32,87 +32,34 @@ fn best(mut f: impl FnMut()) -> f64 {
     (0..5).map(time).fold(f64::INFINITY, f64::min)
 }
 
-/// How a plain read goes over its piece. Which is fastest differs between machines, so the baseline
-/// is the best of all: a weak one would flatter the kernels.
-#[derive(Clone, Copy)]
-struct Read {
-    /// Places read side by side.
-    streams: usize,
-    /// Bytes ahead of use that are asked for; 0 leaves it to the CPU.
-    ahead: usize,
-}
-
-impl Read {
-    /// Every way worth trying.
-    fn ways() -> impl Iterator<Item = Read> {
-        let ahead = [0, 1024, 2048, 4096].into_iter();
-        ahead.flat_map(|ahead| [1, 4].map(|streams| Read { streams, ahead }))
-    }
-
-    /// Reads all of `bytes`, with as many accumulators as hide the latency of an addition.
-    fn all(self, bytes: &[u8]) {
-        #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx512f") {
-            // SAFETY: the CPU was asked.
-            black_box(unsafe { sum_avx512(self, bytes) });
-            return;
-        }
-        #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx2") {
-            // SAFETY: the CPU was asked.
-            black_box(unsafe { sum_avx2(self, bytes) });
-            return;
-        }
-        black_box(self.sum(bytes));
-    }
-
-    /// The sum of all words; vectors as wide as the caller's features.
-    #[inline(always)]
-    fn sum(self, bytes: &[u8]) -> u64 {
-        const STEP: usize = 256;
-        let stream = bytes.len() / self.streams / STEP * STEP;
-        let mut sums = [0u64; STEP / 8];
-        let mut add = |at: usize| {
-            for line in (0..STEP).step_by(64).filter(|_| self.ahead > 0) {
-                ask(bytes.as_ptr().wrapping_add(at + line + self.ahead));
-            }
-            let words = bytes[at..at + STEP].as_chunks::<8>().0;
-            for (sum, word) in sums.iter_mut().zip(words) {
-                *sum ^= u64::from_le_bytes(*word);
-            }
-        };
-        for step in (0..stream).step_by(STEP) {
-            match self.streams {
-                1 => add(step),
-                _ => (0..4).for_each(|s| add(s * stream + step)),
-            }
-        }
-        sums.iter().fold(0, |a, b| a.wrapping_add(*b))
-    }
-}
-
-/// Asks for the line at `at`.
-#[inline(always)]
-fn ask(at: *const u8) {
+/// A plain read of all of `bytes`: one stream from end to end, vectors of 256 bits, four sums. Wider
+/// vectors, several streams and prefetching were tried: no faster here, and mostly slower.
+fn read(bytes: &[u8]) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch reads nothing into the program and faults at no address.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+    if is_x86_feature_detected!("avx2") {
+        // SAFETY: the CPU was asked.
+        black_box(unsafe { sum_avx2(bytes) });
+        return;
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
+    black_box(sum(bytes));
+}
+
+/// The sum of all words, in vectors as wide as the caller's features.
+#[inline(always)]
+fn sum(bytes: &[u8]) -> u64 {
+    let mut sums = [0u64; 16];
+    for words in bytes.as_chunks::<128>().0 {
+        for (sum, word) in sums.iter_mut().zip(words.as_chunks::<8>().0) {
+            *sum ^= u64::from_le_bytes(*word);
+        }
+    }
+    sums.iter().fold(0, |a, b| a.wrapping_add(*b))
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn sum_avx2(read: Read, bytes: &[u8]) -> u64 {
-    read.sum(bytes)
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-fn sum_avx512(read: Read, bytes: &[u8]) -> u64 {
-    read.sum(bytes)
+fn sum_avx2(bytes: &[u8]) -> u64 {
+    sum(bytes)
 }
 
 /// Multiply-adds in registers alone on all of the kernel's threads at once, in FLOP a second; `None`
@@ -275,10 +222,8 @@ impl Case {
 
 fn measure(case: &Case, weights: &[u8], isa: Isa, threads: usize) {
     let kernel = Kernel::new(isa, threads);
-    let piece = weights.len().div_ceil(16 * threads).next_multiple_of(1024);
-    let read =
-        |how: Read| kernel.install(|| best(|| weights.par_chunks(piece).for_each(|p| how.all(p))));
-    let read = Read::ways().map(read).fold(f64::INFINITY, f64::min);
+    let piece = weights.len().div_ceil(4 * threads).next_multiple_of(1024);
+    let read = kernel.install(|| best(|| weights.par_chunks(piece).for_each(read)));
     let peak = peak(&kernel);
     let rate = weights.len() as f64 / read / 1e9;
     println!(

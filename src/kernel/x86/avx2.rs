@@ -68,8 +68,9 @@ impl Twin for Avx2 {
 
 #[target_feature(enable = "avx2,fma")]
 fn few(w: Matrix<'_>, x: &Packed, y: &mut [&mut [f32]]) {
-    match x.n() {
-        1 => few_rows::<4, 1>(w, x, y),
+    match (x.n(), Format::of(w)) {
+        (1, Format::Mxfp4) => few_rows::<4, 1>(w, x, y),
+        (1, _) => few_rows::<6, 1>(w, x, y),
         _ => few_rows::<2, 2>(w, x, y),
     }
 }

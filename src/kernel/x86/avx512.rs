@@ -66,15 +66,17 @@ impl Twin for Avx512 {
 
 #[target_feature(enable = "avx512f")]
 fn few(w: Matrix<'_>, x: &Packed, y: &mut [&mut [f32]]) {
-    match x.n() {
-        1 => few_rows::<4, 1>(w, x, y),
-        2 => few_rows::<4, 2>(w, x, y),
-        3 => few_rows::<2, 3>(w, x, y),
+    match (x.n(), Format::of(w)) {
+        (1, Format::Mxfp4) => few_rows::<4, 1>(w, x, y),
+        (1, _) => few_rows::<8, 1>(w, x, y),
+        (2, _) => few_rows::<4, 2>(w, x, y),
+        (3, _) => few_rows::<2, 3>(w, x, y),
         _ => few_rows::<2, 4>(w, x, y),
     }
 }
 
-/// `R` outputs at a time: as many independent sums as hide the latency of an addition.
+/// `R` outputs at a time: as many independent sums as hide the latency of an addition, and, where
+/// decoding takes little, as many rows side by side as keep the memory busy.
 #[target_feature(enable = "avx512f")]
 fn few_rows<const R: usize, const N: usize>(w: Matrix<'_>, x: &Packed, y: &mut [&mut [f32]]) {
     let (tame, x) = (x.tame(), x.rows::<N>());
@@ -111,7 +113,12 @@ fn dots<const R: usize, const N: usize>(
             let codes = rows_of(codes, i, w.cols() / 2);
             let blocks = w.cols() / 32;
             if tame && tame_scales(&scales[i * blocks..(i + R) * blocks]) {
-                dots_tame(codes, rows_of(scales, i, blocks), x)
+                let scales = rows_of(scales, i, blocks);
+                if N == 1 {
+                    alone(codes, scales, x)
+                } else {
+                    dots_tame(codes, scales, x)
+                }
             } else {
                 dots_mxfp4(codes, rows_of(scales, i, blocks), x)
             }
@@ -204,13 +211,27 @@ fn dots_tame<const R: usize, const N: usize>(
     let ahead = ahead(R, codes[0].len());
     let mut sums = [[_mm512_setzero_ps(); N]; R];
     let mut scale = [_mm512_set1_ps(1.0); R];
+    let table = load(&VALUES);
     for i in 0..whole {
+        let mut words = [_mm512_setzero_si512(); R];
         for r in 0..R {
             prefetch(&chunks[r][i], ahead);
             let next = spread(fours[r][i]);
             rescale(&mut sums[r], scale[r], next);
-            add_products(&unpack(&chunks[r][i]), xs, i, &mut sums[r]);
+            words[r] = load_bytes(&chunks[r][i]);
             scale[r] = next;
+        }
+        // Row by row within a nibble, not nibble by nibble within a row: the sums of a row wait for
+        // one another, those of different rows do not. Each still meets its products in one order.
+        for j in 0..CHUNK / LANES {
+            for r in 0..R {
+                let w = look_up(words[r], table);
+                words[r] = _mm512_srli_epi32::<4>(words[r]);
+                for n in 0..N {
+                    let x = load(&xs[n][i].as_chunks::<LANES>().0[j]);
+                    sums[r][n] = _mm512_fmadd_ps(w, x, sums[r][n]);
+                }
+            }
         }
     }
     if xs[0].len() > whole {
@@ -232,6 +253,18 @@ fn dots_tame<const R: usize, const N: usize>(
         }
     }
     sums
+}
+
+/// [`dots_tame`] as a function of its own: among the other loops the compiler runs out of registers
+/// and keeps sums in memory, which costs one row a fifth of its speed.
+#[target_feature(enable = "avx512f")]
+#[inline(never)]
+fn alone<const R: usize, const N: usize>(
+    codes: [&[u8]; R],
+    scales: [&[u8]; R],
+    x: [&[f32]; N],
+) -> [[__m512; N]; R] {
+    dots_tame(codes, scales, x)
 }
 
 /// Sums that were divided by `from`, divided by `to`; both are normal powers of two.

@@ -65,12 +65,13 @@ fn ahead(rows: usize, len: usize) -> usize {
     if len < 4096 { rows * len } else { 2048 }
 }
 
-/// Asks for the line `ahead` bytes behind `at`.
+/// Asks for the line `ahead` bytes behind `at`, into the second level: it is wanted in some thousand
+/// cycles, and the first is full of activations.
 #[inline(always)]
 fn prefetch<const N: usize>(at: &[u8; N], ahead: usize) {
     let line = at.as_ptr().wrapping_add(ahead).cast();
     // SAFETY: a prefetch reads nothing into the program and faults at no address.
-    unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line) }
+    unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(line) }
 }
 
 /// Asks for all lines of `bytes`, into the second level: they are wanted soon, not next.
