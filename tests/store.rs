@@ -2,6 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
+#[path = "store/shape.rs"]
+mod shape;
+
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;

@@ -1,6 +1,7 @@
 //! What was typed: flags and their help, checked for form, with no side effects.
 
 pub(crate) mod bench;
+mod cache;
 pub(crate) mod doctor;
 mod values;
 
@@ -11,6 +12,8 @@ use clap::Parser;
 use clap::Subcommand;
 
 pub(crate) use self::bench::Bench;
+pub(crate) use self::cache::CacheImport;
+pub(crate) use self::cache::CacheManifest;
 pub(crate) use self::doctor::DoctorArgs;
 use self::values::budget;
 use self::values::layers;
@@ -510,11 +513,18 @@ pub(crate) enum Cache {
     Verify(CacheVerify),
     /// Evict the least recently used experts until a size is left
     Trim(CacheTrim),
+    /// Take over what another program has downloaded; resumable, with no network
+    Import(CacheImport),
+    /// Write, or hold the store against, a list of what every expert should be
+    Manifest(CacheManifest),
 }
 
 /// `cache stats`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct CacheStats {
+    /// One line a layer too
+    #[arg(long)]
+    pub layers: bool,
     #[command(flatten)]
     pub store: StoreArgs,
     /// One JSON object on stdout

@@ -83,6 +83,8 @@ pub fn run() -> ExitCode {
         Command::Cache(args::Cache::Stats(a)) => (a.json, 0),
         Command::Cache(args::Cache::Verify(a)) => (a.json, 0),
         Command::Cache(args::Cache::Trim(a)) => (a.json, 0),
+        Command::Cache(args::Cache::Import(a)) => (a.json, 0),
+        Command::Cache(args::Cache::Manifest(a)) => (a.json, 0),
     };
     let screen = Arc::new(Screen::new(json, verbose));
     let outcome = match &cli.command {

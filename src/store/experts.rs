@@ -19,8 +19,6 @@ use super::Model;
 use super::ModelStore;
 use super::State;
 use super::Store;
-use super::digests::Known;
-use super::digests::Subject;
 use super::disk::Disk;
 use super::disk::DiskFile;
 use super::disk::How;
@@ -33,6 +31,8 @@ use super::ledger::Life;
 use super::ledger::session_of;
 use super::lock;
 use super::recover;
+use super::table::Known;
+use super::table::Subject;
 use crate::terms::ExpertKey;
 
 /// Leases beyond this many open their file only when it is read. An open file is safe even from
@@ -189,7 +189,10 @@ impl ModelStore {
                     state.index.promote(entry.id);
                     drop(state);
                     match entry.clone().lease(len) {
-                        Some(lease) => return Lookup::Hit(lease),
+                        Some(lease) => {
+                            lock(&inner.state).hit(entry.id);
+                            return Lookup::Hit(lease);
+                        }
                         None => continue, // another process has evicted it
                     }
                 }
@@ -358,7 +361,6 @@ impl EntryRef {
         } else {
             inner.open_leases.fetch_sub(1, Ordering::Relaxed);
         }
-        lock(&inner.state).stats.hits += 1;
         Some(lease)
     }
 
@@ -376,6 +378,7 @@ impl EntryRef {
                 state.index.promote(self.id);
                 drop(state);
                 if let Some(lease) = self.clone().lease(len) {
+                    lock(&store.inner.state).hit(self.id);
                     return Lookup::Hit(lease);
                 }
                 state = lock(&store.inner.state);
@@ -395,7 +398,7 @@ impl EntryRef {
         };
         let flight: Arc<Flight> = Arc::new(OnceLock::new());
         state.flights.insert(self.id, Arc::clone(&flight));
-        state.stats.misses += 1;
+        state.missed(self.id);
         drop(state);
         Lookup::Miss(Slot {
             entry: self,

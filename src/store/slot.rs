@@ -11,9 +11,6 @@ use bytes::Bytes;
 use super::budget::GATE_WAIT;
 use super::budget::not_kept;
 use super::budget::unentered;
-use super::digests::Known;
-use super::digests::Level;
-use super::digests::Line;
 use super::disk::Disk;
 use super::disk::DiskFile;
 use super::disk::How;
@@ -23,6 +20,10 @@ use super::experts::NotKept;
 use super::experts::Slot;
 use super::index::Entry;
 use super::lock;
+use super::quick::Quick;
+use super::table::Known;
+use super::table::Level;
+use super::table::Line;
 use crate::terms::Digest;
 use crate::terms::ExpertKey;
 
@@ -81,6 +82,7 @@ impl Slot {
             length: self.len,
             level: Level::FirstUse,
         })?;
+        let known = (known, Quick::of(bytes));
         let fixed = lock(&inner.state).index.is_fixed(self.entry.id.model);
         inner.reserve(self.len, fixed)?;
         let temporary = self.temporary();
@@ -92,8 +94,8 @@ impl Slot {
             if removed && !fixed {
                 inner.release(self.len);
             }
-        } else if let Some(syncer) = &inner.syncer {
-            syncer.wake();
+        } else {
+            inner.stored(&self.entry.model);
         }
         stored
     }
@@ -131,7 +133,7 @@ impl Slot {
         &self,
         temporary: &Path,
         mtime: u64,
-        known: Known,
+        (known, quick): (Known, u64),
         source: &str,
         fixed: bool,
     ) -> Result<(), NotKept> {
@@ -154,6 +156,7 @@ impl Slot {
         let line = Line {
             subject: self.entry.subject(),
             known,
+            quick: Some(quick),
             source,
             checked: false,
         };

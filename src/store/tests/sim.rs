@@ -288,13 +288,15 @@ impl World {
                 kind: Kind::Folder,
                 len: 0,
                 mtime: 0,
+                id: 0,
             },
-            Node::File(inode) => {
-                let inode = &self.inodes[&inode];
+            Node::File(id) => {
+                let inode = &self.inodes[&id];
                 Facts {
                     kind: Kind::File,
                     len: inode.data.len() as u64,
                     mtime: inode.mtime,
+                    id,
                 }
             }
         }
