@@ -6,6 +6,8 @@
     reason = "a test that cannot go on fails where it stands"
 )]
 
+#[path = "api/batches.rs"]
+mod batches;
 #[path = "api/clients.rs"]
 mod clients;
 #[path = "api/hostile.rs"]

@@ -9,6 +9,8 @@ mod kit;
 mod memory;
 #[path = "engine/prefixes.rs"]
 mod prefixes;
+#[path = "engine/recency.rs"]
+mod recency;
 #[path = "engine/resume.rs"]
 mod resume;
 #[path = "engine/shared.rs"]

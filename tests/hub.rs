@@ -1,11 +1,12 @@
 //! The hub client against the test hub: what it fetches, and what it survives.
 //!
 //! Tests named after a numbered fault belong to one list of what networks, hubs, mirrors and CDNs
-//! have been seen to do. Of its fifty, 46 to 48 (disk full, killed, two processes) are the store's
-//! to survive, and 39 (HTTP/2's own) cannot come up: the client speaks HTTP/1.1 alone.
+//! have been seen to do: `docs/faults.md` has all fifty, with guards and tests. 46 to 48 (disk full,
+//! killed, two processes) are the store's to survive, and tested there.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
+mod program;
 mod support;
 
 #[path = "hub/kit.rs"]
@@ -26,8 +27,14 @@ mod hubside;
 #[path = "hub/people.rs"]
 mod people;
 
+#[path = "hub/proxies.rs"]
+mod proxies;
+
 #[path = "hub/sources.rs"]
 mod sources;
+
+#[path = "hub/storms.rs"]
+mod storms;
 
 #[cfg(feature = "tls")]
 #[path = "hub/trust.rs"]

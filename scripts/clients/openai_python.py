@@ -403,6 +403,69 @@ def responses_call_tools_and_fit_schemas():
     assert 0 <= json.loads(made.output_text)["age"] <= 99
 
 
+def files_and_batches():
+    """A batch's answers are those that the same requests get alone."""
+    asks = [
+        dict(messages=USER, seed=n, max_tokens=12, temperature=1, reasoning_effort="none")
+        for n in range(4)
+    ]
+    lines = [
+        dict(custom_id=f"ask-{n}", method="POST", url="/v1/chat/completions",
+             body=dict(ask, model=MODEL))
+        for n, ask in enumerate(asks)
+    ]
+    lines.append(dict(lines[0], custom_id="bad", body=dict(messages=[])))
+    text = "\n".join(json.dumps(line) for line in lines)
+    file = client.files.create(file=("zwölf.jsonl", text.encode()), purpose="batch")
+    assert file.filename == "zwölf.jsonl" and file.bytes == len(text.encode()), file
+    assert client.files.content(file.id).text == text
+    assert client.files.retrieve(file.id).model_dump() == file.model_dump()
+    assert file.id in [listed.id for listed in client.files.list(purpose="batch", limit=1)]
+    batch = client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h",
+        metadata={"for": "test"},
+    )
+    while batch.status not in ("completed", "failed", "cancelled"):
+        time.sleep(0.05)
+        batch = client.batches.retrieve(batch.id)
+    assert batch.status == "completed" and batch.metadata == {"for": "test"}, batch
+    counts = batch.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (5, 4, 1), counts
+    output = [json.loads(line) for line in client.files.content(batch.output_file_id).iter_lines()]
+    assert [line["custom_id"] for line in output] == [f"ask-{n}" for n in range(4)]
+    for ask, line in zip(asks, output):
+        body = line["response"]["body"]
+        shapes.whole("/v1/chat/completions", body)
+        alone = client.chat.completions.create(model=MODEL, **ask)
+        assert body["choices"][0]["message"]["content"] == alone.choices[0].message.content
+    wrong = json.loads(client.files.content(batch.error_file_id).text)
+    assert wrong["custom_id"] == "bad" and wrong["response"]["status_code"] == 400, wrong
+    assert batch.id in [listed.id for listed in client.batches.list(limit=1)]
+    # One that is not wanted any more.
+    long = [
+        dict(line, body=dict(line["body"], messages=[dict(USER[0], content="Tell a story.")],
+                             max_tokens=3000, logit_bias={"300": 100}))
+        for line in lines[:4]
+    ]
+    text = "\n".join(json.dumps(line) for line in long)
+    many = client.files.create(file=text.encode(), purpose="batch")
+    unwanted = client.batches.create(
+        input_file_id=many.id, endpoint="/v1/chat/completions", completion_window="24h"
+    )
+    client.batches.cancel(unwanted.id)
+    while unwanted.status != "cancelled":
+        time.sleep(0.05)
+        unwanted = client.batches.retrieve(unwanted.id)
+    for id in (file.id, many.id, batch.output_file_id, batch.error_file_id):
+        assert client.files.delete(id).deleted
+    try:
+        client.files.retrieve(file.id)
+    except openai.NotFoundError:
+        pass
+    else:
+        raise AssertionError("deleted, and still there")
+
+
 def refusals():
     cases = [
         (dict(messages=USER, extra_body={"wibble": 1}), "wibble"),
@@ -456,6 +519,7 @@ def main():
         responses_both_ways,
         responses_in_the_background,
         responses_call_tools_and_fit_schemas,
+        files_and_batches,
         refusals,
         a_conversation,
     ]

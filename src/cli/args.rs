@@ -3,6 +3,7 @@
 pub(crate) mod bench;
 mod cache;
 pub(crate) mod doctor;
+pub(crate) mod simulate;
 mod values;
 
 use std::path::PathBuf;
@@ -15,6 +16,7 @@ pub(crate) use self::bench::Bench;
 pub(crate) use self::cache::CacheImport;
 pub(crate) use self::cache::CacheManifest;
 pub(crate) use self::doctor::DoctorArgs;
+pub(crate) use self::simulate::CacheSimulate;
 use self::values::budget;
 use self::values::layers;
 use self::values::origin;
@@ -136,6 +138,9 @@ pub(crate) struct RunArgs {
     /// Force an instruction set: scalar, avx2, avx512 or neon
     #[arg(long, help_heading = "Machine")]
     pub isa: Option<String>,
+    /// Add which experts each pass over the weights uses to this file, for `cache simulate`
+    #[arg(long, value_name = "FILE", help_heading = "Machine")]
+    pub trace: Option<PathBuf>,
     /// One JSON object on stdout at the end, and no other text there
     #[arg(long, help_heading = "Output")]
     pub json: bool,
@@ -341,7 +346,7 @@ pub(crate) struct SessionsNamed {
 pub(crate) enum Prefix {
     /// Read a system message, tools and an effort once; every prompt that begins with them is then
     /// read from there
-    Make(PrefixMake),
+    Make(Box<PrefixMake>),
     /// The prefixes of the store
     List(SessionsList),
     /// Copy one out, for another machine with the same instruction set
@@ -517,6 +522,8 @@ pub(crate) enum Cache {
     Import(CacheImport),
     /// Write, or hold the store against, a list of what every expert should be
     Manifest(CacheManifest),
+    /// Say what caches of other sizes and policies would have hit, from what --trace has written
+    Simulate(CacheSimulate),
 }
 
 /// `cache stats`.

@@ -68,7 +68,7 @@ pub(super) fn command(args: &Batch, screen: &Arc<Screen>) -> Result<u8, CliError
     let errors = args.errors.clone().unwrap_or_else(|| beside(&args.output));
     let setup = setup::open(&args.model, true, &interrupt.flag(), screen)?;
     let home = setup.opened.store.store().home().to_owned();
-    let engine = setup::engine(setup.opened, &args.run)?;
+    let engine = setup::engine(setup.opened, &args.run, screen)?;
     engine.opened().install_core(screen.as_ref())?;
     interrupt.gently();
     interrupt.stops(engine.stopper());
@@ -241,7 +241,7 @@ impl Work<'_> {
 
     /// Answers one line, as far as nobody stops it.
     fn line(&self, n: usize, mut line: BatchLine) -> Result<(), CliError> {
-        let requests = self.reader.requests(&line);
+        let requests = self.reader.requests(self.engine, &line);
         let mut names = Vec::new();
         for (choice, request) in requests.into_iter().enumerate() {
             let name = self.job(&line.id, choice);
@@ -296,7 +296,8 @@ impl Work<'_> {
                 return Ok(());
             }
             self.lock().prompt_tokens += ran.generation.prompt_ids.len() as u64;
-            self.reader.ended(&mut line, choice, &ran.generation);
+            let made = &ran.generation;
+            self.reader.ended(self.engine, &mut line, choice, made);
         }
         let id = line.id.clone();
         self.finished(&id, &line.answer(), names)

@@ -256,7 +256,7 @@ impl<'a> Measured<'a> {
             experts: installed.experts_total,
             expert_bytes: installed.expert_len,
         });
-        let engine = setup::engine(setup.opened, &arm.meant.run)?;
+        let engine = setup::engine(setup.opened, &arm.meant.run, self.screen)?;
         self.words = run::words(self.args, &engine);
         Ok(())
     }

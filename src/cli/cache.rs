@@ -19,6 +19,7 @@ use super::exit::CliError;
 use super::interrupt::Interrupt;
 use super::screen::Screen;
 use super::setup;
+use super::simulate;
 use crate::residency::InstallObserver;
 use crate::share;
 use crate::store::Budget;
@@ -37,6 +38,7 @@ pub(super) fn command(args: &Cache, screen: &Arc<Screen>) -> Result<u8, CliError
         Cache::Trim(args) => trim(args, screen),
         Cache::Import(args) => import::import(args, screen),
         Cache::Manifest(args) => manifest::manifest(args, screen),
+        Cache::Simulate(args) => simulate::command(args, screen),
     }
 }
 

@@ -50,7 +50,7 @@ pub(super) fn command(
 ) -> Result<u8, CliError> {
     let interrupt = Interrupt::listen();
     let setup = setup::open(&args.model, network, &interrupt.flag(), screen)?;
-    let engine = setup::engine(setup.opened, &args.run)?;
+    let engine = setup::engine(setup.opened, &args.run, screen)?;
     let home = engine.opened().store.store().home().to_owned();
     let journal = Journal::sessions(&home)?;
     let name = args.session.clone().unwrap_or_else(|| free_name(&journal));

@@ -112,7 +112,7 @@ fn whole(
         },
         ..args.run.clone()
     };
-    let engine = setup::engine(setup.opened, &small)?;
+    let engine = setup::engine(setup.opened, &small, screen)?;
     let outcome = generate::generate(
         &engine,
         setup.hub.as_ref(),

@@ -6,6 +6,7 @@ use crate::engine::EngineError;
 use crate::hub::HubError;
 use crate::jobs::JobError;
 use crate::residency::ResidencyError;
+use crate::residency::TraceError;
 use crate::server::ServerError;
 use crate::share::ShareError;
 use crate::store::StoreError;
@@ -44,6 +45,8 @@ pub(super) enum CliError {
     Server(#[from] ServerError),
     #[error(transparent)]
     Job(#[from] JobError),
+    #[error(transparent)]
+    Trace(#[from] TraceError),
     /// A file the user named cannot be written or read.
     #[error("{path}: {source}")]
     File {
@@ -94,7 +97,12 @@ impl CliError {
             CliError::Job(JobError::NotFound { .. }) | CliError::Missing(..) => MISSING,
             CliError::Job(JobError::Damaged { .. }) | CliError::Damaged(..) => DAMAGED,
             CliError::Job(JobError::Name { .. } | JobError::Busy { .. }) => USAGE,
-            CliError::Job(_) | CliError::File { .. } | CliError::NoSpace(..) => DISK,
+            CliError::Trace(TraceError::Other { .. }) => USAGE,
+            CliError::Trace(TraceError::Form { .. }) => DAMAGED,
+            CliError::Trace(TraceError::Io { .. })
+            | CliError::Job(_)
+            | CliError::File { .. }
+            | CliError::NoSpace(..) => DISK,
         }
     }
 
@@ -106,6 +114,7 @@ impl CliError {
             CliError::Share(error) => Some(error.hint().to_owned()),
             CliError::Server(error) => error.hint().map(Into::into),
             CliError::Job(error) => error.hint(),
+            CliError::Trace(error) => error.hint(),
             CliError::File { .. } => None,
             CliError::NoSpace(_, hint)
             | CliError::Damaged(_, hint)

@@ -77,7 +77,7 @@ fn whole(
     report: &mut Report,
 ) -> Result<Option<crate::engine::Capture>, CliError> {
     let setup = setup::open(&args.model, network, &interrupt.flag(), screen)?;
-    let engine = setup::engine(setup.opened, &args.run)?;
+    let engine = setup::engine(setup.opened, &args.run, screen)?;
     generate(
         &engine,
         setup.hub.as_ref(),

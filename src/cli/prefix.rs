@@ -101,7 +101,7 @@ fn make(args: &PrefixMake, screen: &Arc<Screen>) -> Result<u8, CliError> {
         ));
     }
     let setup = setup::open(&args.model, true, &interrupt.flag(), screen)?;
-    let engine = setup::engine(setup.opened, &args.run)?;
+    let engine = setup::engine(setup.opened, &args.run, screen)?;
     let effort = generate::effort(args.reasoning_effort.unwrap_or(EffortArg::Low));
     let about = json!({
         "system": args.system, "tools": tools, "reasoning_effort": effort.as_str(),

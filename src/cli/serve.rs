@@ -56,7 +56,7 @@ pub(super) fn command(args: &Serve, screen: &Arc<Screen>) -> Result<u8, CliError
     server.loading("opening the model and fetching its core");
     let setup = setup::open(&args.model, true, &interrupt.flag(), screen)?;
     let home = setup.opened.store.store().home().to_owned();
-    let engine = setup::engine(setup.opened, &args.run)?;
+    let engine = setup::engine(setup.opened, &args.run, screen)?;
     engine.opened().install_core(screen.as_ref())?;
     // From here on the first signal lets the pass at work be finished, so that states can be kept.
     interrupt.gently();
@@ -64,6 +64,7 @@ pub(super) fn command(args: &Serve, screen: &Arc<Screen>) -> Result<u8, CliError
     let states = remember(&engine, &home, args)?;
     let journal = Journal::open(&home)?;
     server.keep(journal.clone(), Identity::of(&engine));
+    server.keep_files(&home)?;
     server.ready(engine)?;
     screen.note(&format!("{name} is ready; clients use the base URL {base}"));
     // Not the flag: a client that leaves raises it too, to end its generation.

@@ -135,7 +135,7 @@ fn whole(
         ));
     }
     let setup = setup::open(&args.model, network, &interrupt.flag(), screen)?;
-    let engine = setup::engine(setup.opened, &args.run)?;
+    let engine = setup::engine(setup.opened, &args.run, screen)?;
     let mut session = Session::open(&journal, name, &engine, screen)?;
     session.say(&args.sampling, said, screen)?;
     engine.opened().install_core(screen.as_ref())?;

@@ -320,7 +320,11 @@ pub(super) fn hub(
 
 /// Makes an engine of an opened model. Its core may still be missing: what can be refused without
 /// it is refused before a hundred gigabytes are fetched.
-pub(super) fn engine(opened: Opened, run: &RunArgs) -> Result<Arc<Engine>, CliError> {
+pub(super) fn engine(
+    opened: Opened,
+    run: &RunArgs,
+    screen: &Arc<Screen>,
+) -> Result<Arc<Engine>, CliError> {
     let isa = match &run.isa {
         None => Isa::best(),
         Some(name) => Isa::available()
@@ -335,14 +339,21 @@ pub(super) fn engine(opened: Opened, run: &RunArgs) -> Result<Arc<Engine>, CliEr
             })?,
     };
     let threads = run.threads.map_or_else(default_threads, usize::from);
-    Ok(Arc::new(Engine::new(
+    let engine = Engine::new(
         opened,
         EngineOptions {
             isa,
             threads,
             memory: demand(run),
         },
-    )?))
+    )?;
+    if let Some(file) = &run.trace {
+        let screen = Arc::clone(screen);
+        engine.trace_to(file, move |error| {
+            screen.note(&format!("{error}; no more is traced"));
+        })?;
+    }
+    Ok(Arc::new(engine))
 }
 
 /// What memory may be used, as the flags say.

@@ -33,6 +33,7 @@ mod sweeps;
 #[cfg(test)]
 mod tests;
 
+use std::path::Path;
 use std::sync::Arc;
 
 pub use error::EngineError;
@@ -74,6 +75,7 @@ use crate::residency::MemoryPlan;
 use crate::residency::Meter;
 use crate::residency::Opened;
 use crate::residency::Supply;
+use crate::residency::TraceError;
 use crate::terms::TokenId;
 use crate::text;
 use crate::text::Tokenizer;
@@ -231,6 +233,19 @@ impl Engine {
     /// Everything moved since the model was opened.
     pub fn counts(&self) -> Counts {
         self.meter().counts()
+    }
+
+    /// Writes which experts every sweep from now on uses to a file; see [`Supply::trace_to`].
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be written, is no trace, or is another model's.
+    pub fn trace_to(
+        &self,
+        path: &Path,
+        failed: impl Fn(&TraceError) + Send + Sync + 'static,
+    ) -> Result<(), TraceError> {
+        self.machine().supply.trace_to(path, failed)
     }
 
     /// Waits until everything fetched so far is on disk, or has been given up.

@@ -21,6 +21,9 @@ use super::Timing;
 use super::Token;
 use super::address::loopback;
 
+/// How proxies can be spoken to.
+const PROXY_SCHEMES: [&str; 6] = ["http", "https", "socks4", "socks4a", "socks5", "socks5h"];
+
 /// Who a request goes to. Each has connections of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
@@ -47,10 +50,16 @@ pub(super) struct Clients {
 impl Clients {
     pub(super) fn new(options: &HubOptions) -> Result<Self, HubError> {
         if let Proxy::Url(url) = &options.proxy {
-            reqwest::Proxy::all(url).map_err(|e| HubError::Address {
+            let wrong = |why: String| HubError::Address {
                 address: super::address::shown(url),
-                why: format!("not a proxy: {}", chain(e)),
-            })?;
+                why: format!("not a proxy: {why}"),
+            };
+            reqwest::Proxy::all(url).map_err(|e| wrong(chain(e)))?;
+            // The HTTP library takes any, and then asks directly what was to go through a proxy.
+            let scheme = url.split_once("://").map_or("http", |(scheme, _)| scheme);
+            if !PROXY_SCHEMES.contains(&scheme.to_ascii_lowercase().as_str()) {
+                return Err(wrong(format!("it is none of {}", PROXY_SCHEMES.join(", "))));
+            }
         }
         #[cfg(feature = "tls")]
         {
@@ -201,14 +210,17 @@ impl SendError {
         let untrusted = connect && certificate.iter().any(|word| lower.contains(word));
         let garbled = lower.contains("message head is too large");
         let unsupported = lower.contains("scheme is not http");
+        let unknown = connect && lower.contains("proxy authorization required");
         let why = if untrusted {
             format!("{why} (a company's own certificate can be named in SSL_CERT_FILE)")
+        } else if unknown {
+            format!("{why} (its name and password go into HTTPS_PROXY=http://NAME:PASSWORD@host)")
         } else {
             why
         };
         SendError {
             stale: !connect && !timeout && !garbled,
-            hopeless: untrusted || garbled || unsupported,
+            hopeless: untrusted || garbled || unsupported || unknown,
             why,
         }
     }

@@ -160,6 +160,9 @@ impl HubError {
             HubError::NotAHub { .. } => {
                 Some("a login page or a proxy may be answering; check --hub and HF_ENDPOINT")
             }
+            HubError::Refused { status: 407, .. } => Some(
+                "the proxy wants a name and a password: HTTP_PROXY=http://NAME:PASSWORD@host:port",
+            ),
             HubError::Refused { .. } | HubError::Protocol { .. } => {
                 Some("try again later, or name another source with --hub")
             }

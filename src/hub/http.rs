@@ -41,7 +41,10 @@ pub(super) struct HttpSource {
     token: Option<Token>,
     /// Whether the token is this source's own, and therefore for no other host.
     own_token: bool,
+    /// Holds back what is asked of the hub; transfers already resolved do not pass it.
     pub(super) gate: Gate,
+    /// Holds back transfers, where the content's own server asked for a pause.
+    pub(super) content: Gate,
     pub(super) resolutions: Resolutions,
     pub(super) tags: Tags,
     pub(super) peer: AtomicBool,
@@ -60,6 +63,7 @@ impl HttpSource {
             own_token,
             base,
             gate: Gate::default(),
+            content: Gate::default(),
             resolutions: Resolutions::default(),
             tags: Tags::default(),
             peer: AtomicBool::new(false),
@@ -107,7 +111,7 @@ impl HttpSource {
                 let why = format!("it asked for a pause of {} s", pause.as_secs());
                 return Err(unreachable(url, attempt, why));
             }
-            self.gate.pass(net.clock.as_ref()).await;
+            self.gate.pass(net).await;
             self.count_request(net, url);
             let ask = Ask {
                 role: if self.hub_origin(url) {
@@ -201,35 +205,66 @@ impl HttpSource {
         Some(Duration::from_secs(longest.saturating_add(1)))
     }
 
-    /// Holds back every request to this hub if the reply asks for it: an empty bucket first, then
-    /// `Retry-After`. Without either the caller backs off by itself.
-    fn pause(&self, net: &Net, response: &Response) -> bool {
-        let headers = response.headers();
-        let now = headers::text(headers, "date")
-            .and_then(headers::http_date)
-            .unwrap_or_else(|| net.clock.unix_seconds());
+    /// How long a refusal asks to wait: until an empty bucket fills again, else `Retry-After`, whose
+    /// date is held against the server's own, since this machine's clock may be hours off.
+    fn asked_pause(&self, net: &Net, response: &Response) -> Option<Duration> {
         let asked = || {
+            let headers = response.headers();
+            let now = headers::text(headers, "date")
+                .and_then(headers::http_date)
+                .unwrap_or_else(|| net.clock.unix_seconds());
             let wait = headers::retry_after(headers::text(headers, "retry-after")?, now)?;
             Some(wait.saturating_add(Duration::from_secs(1)))
         };
-        match self.spent(response).or_else(asked) {
-            Some(wait) => {
-                self.close(net, wait);
-                true
-            }
-            None => false,
+        self.spent(response).or_else(asked)
+    }
+
+    /// Holds back every request to this hub if the reply asks for it. Otherwise the caller backs off
+    /// by itself.
+    fn pause(&self, net: &Net, response: &Response) -> bool {
+        let wait = self.asked_pause(net, response);
+        if let Some(wait) = wait {
+            self.close(net, wait);
         }
+        wait.is_some()
+    }
+
+    /// The same for transfers, on every lane: one lane that waits while the others go on asking is
+    /// refused for as long as they do.
+    pub(super) fn pause_content(&self, net: &Net, response: &Response) -> bool {
+        let wait = self.asked_pause(net, response);
+        if let Some(wait) = wait {
+            let wait = wait.min(net.timing.pause_max);
+            if self.content.close(net.clock.as_ref(), wait) {
+                let url = response.url();
+                net.notice(&Notice::RateLimited {
+                    host: url.origin().ascii_serialization(),
+                    seconds: wait.as_secs(),
+                    // No token is sent there, so none would help.
+                    anonymous: false,
+                });
+            }
+        }
+        wait.is_some()
     }
 
     fn close(&self, net: &Net, wait: Duration) {
         let wait = wait.min(net.timing.pause_max);
-        if self.gate.close_until(net.clock.elapsed() + wait) {
+        if self.gate.close(net.clock.as_ref(), wait) {
             net.notice(&Notice::RateLimited {
                 host: self.name.to_string(),
                 seconds: wait.as_secs(),
                 anonymous: self.anonymous(),
             });
         }
+    }
+
+    /// How long transfers or questions are held back, whichever is longer.
+    pub(super) fn held_back(&self, net: &Net) -> Duration {
+        let clock = net.clock.as_ref();
+        self.gate
+            .remaining(clock)
+            .max(self.content.remaining(clock))
     }
 
     /// What a final refusal means to the caller.

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 use std::sync::Mutex;
+use std::sync::MutexGuard;
 use std::sync::PoisonError;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
+use std::time::Instant;
 
 use tokio::time::sleep;
 
@@ -35,13 +37,16 @@ impl Net {
     /// Waits before attempt `n` (from 1) with full jitter: many clients that failed together must
     /// not come back together.
     pub(super) async fn back_off(&self, n: u32) {
-        let doubled = self
-            .timing
-            .backoff
-            .saturating_mul(1 << n.saturating_sub(1).min(16));
-        let longest = doubled.min(self.timing.backoff_max);
-        sleep(longest.mul_f64(self.chance.fraction())).await;
+        sleep(back_off(&self.timing, n, self.chance.fraction())).await;
     }
+}
+
+/// The wait before attempt `n` (from 1), `chance` in `0.0..1.0` of the longest.
+pub(super) fn back_off(timing: &Timing, n: u32, chance: f64) -> Duration {
+    let doubled = timing
+        .backoff
+        .saturating_mul(1 << n.saturating_sub(1).min(16));
+    doubled.min(timing.backoff_max).mul_f64(chance)
 }
 
 /// Counts that only grow.
@@ -85,35 +90,74 @@ impl Chance {
     }
 }
 
-/// Holds back requests to a hub that asked for a pause. Transfers already resolved do not pass it.
+/// Holds back requests to a server that asked for a pause.
+///
+/// Those who waited pass one after the other. Let go all at once they would meet a limit that has
+/// room for a few, be refused together, and come back together.
 #[derive(Default)]
-pub(super) struct Gate(Mutex<Duration>);
+pub(super) struct Gate(Mutex<Door>);
+
+#[derive(Default)]
+struct Door {
+    /// Nobody passes before, by the clock's `elapsed`.
+    closed_until: Duration,
+    /// When the next of those who waited may pass, by this machine's own time: a clock turned
+    /// by hand must not let them all through.
+    next: Option<Instant>,
+}
 
 impl Gate {
-    /// Nobody passes before `until` (of the clock's `elapsed`). Whether that is later than before.
-    pub(super) fn close_until(&self, until: Duration) -> bool {
-        let mut closed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let later = until > *closed;
-        if later {
-            *closed = until;
-        }
-        later
+    fn door(&self) -> MutexGuard<'_, Door> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nobody passes for as long as `wait`. Whether that is news: servers count in whole seconds, and
+    /// everybody who was on the way is told of the same pause.
+    pub(super) fn close(&self, clock: &dyn Clock, wait: Duration) -> bool {
+        let now = clock.elapsed();
+        let mut door = self.door();
+        let open = door.closed_until <= now;
+        let news = open || now + wait > door.closed_until + Duration::from_secs(2);
+        door.closed_until = door.closed_until.max(now + wait);
+        news
     }
 
     /// How long it stays closed.
     pub(super) fn remaining(&self, clock: &dyn Clock) -> Duration {
-        let until = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        until.saturating_sub(clock.elapsed())
+        self.door().closed_until.saturating_sub(clock.elapsed())
     }
 
-    pub(super) async fn pass(&self, clock: &dyn Clock) {
+    /// Takes a place in the row of those who waited; returns how long it is until that comes.
+    fn place(&self, gap: Duration) -> Duration {
+        let now = Instant::now();
+        let mut door = self.door();
+        let at = door.next.map_or(now, |next| next.max(now));
+        door.next = Some(at + gap);
+        at - now
+    }
+
+    /// Waits until it is open. Who has not had to wait passes at once.
+    pub(super) async fn pass(&self, net: &Net) {
+        let mut waited = false;
         loop {
-            let left = self.remaining(clock);
-            if left.is_zero() {
+            let left = self.remaining(net.clock.as_ref());
+            if !left.is_zero() {
+                waited = true;
+                // In slices, since the machine may sleep meanwhile and a test may turn the clock.
+                sleep(left.min(Duration::from_millis(100))).await;
+                continue;
+            }
+            if !waited {
                 return;
             }
-            // In slices, since the machine may sleep meanwhile and a test may turn the clock.
-            sleep(left.min(Duration::from_millis(100))).await;
+            // A gap of a random length: other clients on this line were told the same moment.
+            let gap = net
+                .timing
+                .backoff
+                .mul_f64(0.25 + net.chance.fraction() / 4.0);
+            sleep(self.place(gap)).await;
+            // Somebody in front may have been told to wait again.
+            waited = !self.remaining(net.clock.as_ref()).is_zero();
         }
     }
 }

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
 use super::Class;
 use super::HubError;
@@ -191,10 +192,11 @@ impl Queue {
     /// One look at every source. Returns those whose throughput collapsed, with their new lanes.
     pub(super) fn tick(&mut self, sources: &[Source], net: &Net) -> Vec<(usize, usize)> {
         let mut collapsed = Vec::new();
+        let now = Instant::now();
         let waiting = self.waiting() > 0;
         for (i, source) in sources.iter().enumerate() {
             let total = source.body_bytes.load(Relaxed);
-            if let Some(lanes) = self.lanes[i].tick(total, waiting, &net.timing) {
+            if let Some(lanes) = self.lanes[i].tick(now, total, waiting, &net.timing) {
                 collapsed.push((i, lanes));
             }
             let running: Vec<Watched<'_>> = self

@@ -272,10 +272,12 @@ impl HttpSource {
     fn lifetime(&self, net: &Net, url: &Url, date: Option<u64>) -> Duration {
         let now = date.unwrap_or_else(|| net.clock.unix_seconds());
         match headers::expiry(url) {
-            Some(at) => {
-                let left = Duration::from_secs(at.saturating_sub(now));
+            Some(at) if at > now => {
+                let left = Duration::from_secs(at - now);
                 left.saturating_sub(EARLY).max(left / 2).min(LONGEST)
             }
+            // A fresh signature that has expired already tells of a clock, not of the signature.
+            Some(_) => UNSTATED,
             None if self.same_origin(url) && url.query().is_none() => LONGEST,
             None => UNSTATED,
         }

@@ -213,7 +213,7 @@ impl Errand<'_> {
         let mut spent = Duration::ZERO;
         loop {
             sleep(timing.tick).await;
-            if http.gate.remaining(self.net().clock.as_ref()).is_zero() {
+            if http.held_back(self.net()).is_zero() {
                 spent += timing.tick;
             }
             let for_size = Duration::from_millis(self.job.span.range.len() / 256);
@@ -249,6 +249,8 @@ impl Errand<'_> {
                 let what = self.job.span.to_string();
                 return Err(Stop::Fatal(HubError::Discontinued { what }));
             }
+            self.wait_for_content(http, others, &resolved, &troubles)
+                .await?;
             let before = self.job.partial().len();
             troubles.requests += 1;
             let attempt = Attempt {
@@ -264,7 +266,10 @@ impl Errand<'_> {
                 role,
             };
             role = Role::Content;
-            match self.pull(&attempt).await {
+            let pulled = self.pull(&attempt).await;
+            // Waits between attempts are not slowness.
+            self.meter.rest();
+            match pulled {
                 Ok(()) => match self.prove(facts, &resolved) {
                     Ok(arrived) => return Ok(arrived),
                     Err(error) => {
@@ -285,6 +290,24 @@ impl Errand<'_> {
             }
             count(&self.net().counters.retries);
         }
+    }
+
+    /// Waits out a pause that the content's server asked for, unless another source is there and the
+    /// pause is long.
+    async fn wait_for_content(
+        &self,
+        http: &HttpSource,
+        others: bool,
+        resolved: &Resolved,
+        troubles: &Troubles,
+    ) -> Result<(), Stop> {
+        let pause = http.content.remaining(self.net().clock.as_ref());
+        if others && pause > PATIENCE {
+            let why = format!("it asked for a pause of {} s", pause.as_secs());
+            return Err(self.blame(unreachable(&resolved.url, troubles.requests, why)));
+        }
+        http.content.pass(self.net()).await;
+        Ok(())
     }
 
     /// A prefix from another source is kept only where the end will be proved by a digest, or both
@@ -360,6 +383,7 @@ impl Errand<'_> {
     ) -> (Result<(), Trouble>, Partial) {
         self.meter.hedge.notified().await;
         doubled.store(true, Relaxed);
+        attempt.source.content.pass(self.net()).await;
         count(&self.net().counters.hedges);
         let partial = Mutex::new(self.job.partial().clone());
         let own = Meter::new();
@@ -450,15 +474,14 @@ impl Errand<'_> {
                 self.net().back_off(troubles.mismatches).await;
                 Ok(None)
             }
-            Trouble::Busy { why, wait } => {
+            Trouble::Busy { why, told } => {
                 self.shared.halve(self.source);
                 troubles.fruitless += 1;
                 if troubles.fruitless >= self.net().timing.attempts {
                     return Err(give_up(troubles, why));
                 }
-                match wait {
-                    Some(wait) => sleep(wait.min(self.net().timing.pause_max)).await,
-                    None => self.net().back_off(troubles.fruitless).await,
+                if !told {
+                    self.net().back_off(troubles.fruitless).await;
                 }
                 Ok(None)
             }

@@ -54,8 +54,8 @@ pub(super) enum Trouble {
     Stale { why: String },
     /// The address may have expired.
     Renew { status: u16, why: String },
-    /// The server has too much to do.
-    Busy { why: String, wait: Option<Duration> },
+    /// The server has too much to do. If it said for how long, the source's gate is closed.
+    Busy { why: String, told: bool },
     /// The headers do not fit the question; the body was not read.
     Mismatch { why: String },
     /// The source serves another file than the pinned one.
@@ -275,13 +275,20 @@ impl Attempt<'_> {
                 }
                 Trouble::Renew { status: 416, why }
             }
-            429 => {
-                let headers = response.headers();
-                let wait = headers::text(headers, "retry-after")
-                    .and_then(|v| headers::retry_after(v, self.net.clock.unix_seconds()));
-                Trouble::Busy { why: line, wait }
+            429 => Trouble::Busy {
+                told: self.source.pause_content(self.net, &response),
+                why: line,
+            },
+            _ if worth_repeating(status) => {
+                if self.source.pause_content(self.net, &response) {
+                    Trouble::Busy {
+                        told: true,
+                        why: line,
+                    }
+                } else {
+                    Trouble::Again { why: line }
+                }
             }
-            _ if worth_repeating(status) => Trouble::Again { why: line },
             _ => Trouble::Elsewhere(self.source.refusal(self.net, response).await),
         }
     }

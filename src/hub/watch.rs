@@ -37,6 +37,9 @@ pub(super) struct Meter {
     bytes: AtomicU64,
     /// Of the attempt under way: its first entry is its start.
     past: Mutex<VecDeque<(Instant, u64)>>,
+    /// Whether an attempt is under way. A span that waits, for its address or because its server
+    /// asked it to, is not slow, and is no peer of those that move.
+    moving: AtomicBool,
     pub(super) hedged: AtomicBool,
     /// Rings when a second request should be made.
     pub(super) hedge: Notify,
@@ -51,6 +54,7 @@ impl Meter {
             born,
             bytes: AtomicU64::new(0),
             past: Mutex::new(VecDeque::from([(born, 0)])),
+            moving: AtomicBool::new(false),
             hedged: AtomicBool::new(false),
             hedge: Notify::new(),
             slow: Notify::new(),
@@ -73,6 +77,16 @@ impl Meter {
         past.push_back((Instant::now(), self.bytes()));
         drop(past);
         let _ = self.slow.notified().now_or_never();
+        self.moving.store(true, Relaxed);
+    }
+
+    /// The attempt is over.
+    pub(super) fn rest(&self) {
+        self.moving.store(false, Relaxed);
+    }
+
+    fn moving(&self) -> bool {
+        self.moving.load(Relaxed)
     }
 
     fn past(&self) -> MutexGuard<'_, VecDeque<(Instant, u64)>> {
@@ -140,12 +154,13 @@ pub(super) fn ring(
         speeds.push(span.meter.speed(window));
     }
     for (i, span) in running.iter().enumerate() {
-        if span.meter.age() < window {
+        if !span.meter.moving() || span.meter.age() < window {
             continue;
         }
         let peers = running.iter().zip(&speeds).enumerate();
         let peers: Vec<f64> = peers
-            .filter(|(j, (peer, _))| *j != i && peer.meter.age() >= timing.tick)
+            .filter(|(j, (peer, _))| *j != i && peer.meter.moving())
+            .filter(|(_, (peer, _))| peer.meter.age() >= timing.tick)
             .map(|(_, (_, speed))| *speed)
             .collect();
         // With too few beside it, those that ended lately stand in.
@@ -244,11 +259,12 @@ impl Lanes {
     }
 
     fn speed(&self, window: Duration) -> f64 {
-        let first = self.past.iter().find(|(at, _)| at.elapsed() <= window);
-        match (first, self.past.back()) {
-            (Some((from, before)), Some((to, after))) if to > from => {
-                per_second(after - before, *to - *from)
-            }
+        let Some((to, after)) = self.past.back() else {
+            return 0.0;
+        };
+        let first = self.past.iter().find(|(at, _)| *to - *at <= window);
+        match first {
+            Some((from, before)) if to > from => per_second(after - before, *to - *from),
             _ => 0.0,
         }
     }
@@ -258,10 +274,15 @@ impl Lanes {
         self.speed(timing.tick * 4)
     }
 
-    /// One look at the source: `total` bytes so far, whether spans wait for it. Returns the new
-    /// number of lanes if throughput collapsed.
-    pub(super) fn tick(&mut self, total: u64, waiting: bool, timing: &Timing) -> Option<usize> {
-        let now = Instant::now();
+    /// One look at the source: the time, `total` bytes so far, whether spans wait for it. Returns
+    /// the new number of lanes if throughput collapsed.
+    pub(super) fn tick(
+        &mut self,
+        now: Instant,
+        total: u64,
+        waiting: bool,
+        timing: &Timing,
+    ) -> Option<usize> {
         self.past.push_back((now, total));
         let keep = timing.speed_window + timing.tick * 2;
         while self.past.len() > 2 && self.past.front().is_some_and(|(at, _)| now - *at > keep) {
@@ -277,7 +298,7 @@ impl Lanes {
         if now - full >= timing.speed_window {
             let over_window = self.speed(timing.speed_window);
             if over_window < COLLAPSE * self.best && self.limit > 1 {
-                return Some(self.halve(timing));
+                return Some(self.halve(now, timing));
             }
         }
         if lately > self.best || now - self.best_at > timing.warm {
@@ -317,13 +338,13 @@ impl Lanes {
 
     /// [`Lanes::halve`], unless that was done a moment ago.
     pub(super) fn halve_once(&mut self, timing: &Timing) -> Option<usize> {
-        let just = self.halved.is_some_and(|at| at.elapsed() < timing.tick * 4);
-        (!just).then(|| self.halve(timing))
+        let now = Instant::now();
+        let just = self.halved.is_some_and(|at| now - at < timing.tick * 4);
+        (!just).then(|| self.halve(now, timing))
     }
 
     /// Half the lanes, for a minute; and for ten no more than when throughput was best.
-    pub(super) fn halve(&mut self, timing: &Timing) -> usize {
-        let now = Instant::now();
+    fn halve(&mut self, now: Instant, timing: &Timing) -> usize {
         let fewer = self.limit.saturating_sub(1).max(1);
         let ceiling = match self.best_lanes {
             0 => fewer,

@@ -47,7 +47,8 @@ pub enum JobError {
 }
 
 impl JobError {
-    pub(super) fn disk<'a>(
+    /// Says what was being done where.
+    pub(crate) fn disk<'a>(
         what: &'static str,
         path: &'a Path,
     ) -> impl FnOnce(io::Error) -> JobError + 'a {

@@ -34,7 +34,7 @@ use crate::terms::TokenId;
 pub(super) const DESCRIPTION: &str = "job.json";
 const IDS: &str = "ids";
 const OUTCOME: &str = "outcome.json";
-pub(super) const LOCK: &str = "lock";
+pub(crate) const LOCK: &str = "lock";
 /// Bytes of a token in `ids`.
 const RECORD: usize = 8;
 

@@ -244,7 +244,11 @@ pub(super) fn check_name(name: &str) -> Result<(), JobError> {
 }
 
 /// Owns a folder as long as the file is open.
-fn lock(folder: &Path, id: &str) -> Result<File, JobError> {
+///
+/// # Errors
+///
+/// Where another process owns it, or the disk says no.
+pub(crate) fn lock(folder: &Path, id: &str) -> Result<File, JobError> {
     let path = folder.join(LOCK);
     let file = OpenOptions::new()
         .write(true)

@@ -294,7 +294,11 @@ pub(super) fn sync_folder(path: &Path) -> io::Result<()> {
 }
 
 /// Writes a small file at once or not at all, so that it survives a power cut.
-pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), JobError> {
+///
+/// # Errors
+///
+/// Where the disk says no; what was there before is then still there.
+pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), JobError> {
     let temporary = beside(path);
     let write = || {
         let mut file = File::create(&temporary)?;

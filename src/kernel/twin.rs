@@ -100,6 +100,10 @@ pub(super) struct Packed {
     /// Columns of a block: `[blocks, n, block]`, so that a tile's rows lie side by side.
     block: usize,
     /// Whether every value is 0 or of ordinary size; see [`tame`].
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        expect(dead_code, reason = "x86's short cut alone asks")
+    )]
     tame: bool,
 }
 

@@ -12,6 +12,8 @@
 //!        ├─ experts  memory ─► disk ─► hub, as they arrive  tier.rs
 //!        └─ writer   keeps what came, behind the arithmetic writer.rs
 //! MemoryPlan who gets the memory, and what that costs      shape.rs, plan.rs, predict.rs, ram.rs, rates.rs
+//! Trace      which experts each sweep has used, and what
+//!            a cache would have made of it               trace.rs, policy.rs, simulate.rs
 //! Meter      every byte and every wait, by source           meter.rs
 //! ```
 //!
@@ -31,16 +33,19 @@ mod open;
 mod plan;
 #[cfg(test)]
 mod plan_tests;
+mod policy;
 mod pool;
 mod predict;
 pub mod ram;
 pub mod rates;
 mod shape;
+mod simulate;
 mod stretch;
 mod supply;
 mod through;
 mod tier;
 mod todo;
+mod trace;
 mod writer;
 
 pub use core::CorePiece;
@@ -62,13 +67,23 @@ pub use plan::Demand;
 pub use plan::MemoryPlan;
 pub use plan::PlanLine;
 pub use plan::Share;
+pub use policy::Lru;
+pub use policy::Policy;
+pub use policy::policies;
 pub use predict::Moved;
 pub use predict::Prediction;
 pub use predict::Rates;
 pub use predict::Stored;
 pub use predict::predict;
 pub use shape::Shape;
+pub use simulate::Replayed;
+pub use simulate::belady;
+pub use simulate::distinct;
+pub use simulate::replay;
 pub use supply::ExpertBytes;
 pub use supply::Supply;
 pub use through::Brought;
 pub use through::Through;
+pub use trace::Trace;
+pub use trace::TraceError;
+pub use trace::TraceHead;

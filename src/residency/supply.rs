@@ -4,8 +4,11 @@
 //! from memory; writing them to disk happens behind, on a thread of its own.
 
 use std::collections::VecDeque;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::OnceLock;
 use std::sync::PoisonError;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering;
@@ -28,6 +31,9 @@ use super::plan::Demand;
 use super::pool::Pool;
 use super::shape::Shape;
 use super::tier::Tier;
+use super::trace::TraceError;
+use super::trace::TraceHead;
+use super::trace::Tracer;
 use super::writer::Writer;
 use crate::hub::Class;
 use crate::hub::Ticket;
@@ -60,6 +66,35 @@ struct Inner {
     readers: rayon::ThreadPool,
     writer: Writer,
     used: Mutex<Vec<ExpertKey>>,
+    trace: OnceLock<Tracer>,
+}
+
+impl Inner {
+    fn used(&self) -> MutexGuard<'_, Vec<ExpertKey>> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Brings the disk's order of use up to date before a layer is looked up, so that what is there
+    /// depends on what was used before and not on how far the writing is: the layer's own experts
+    /// count as used before any goes for another of the same layer.
+    fn settle(&self, keys: &[ExpertKey]) {
+        let mut keys = keys.to_vec();
+        keys.sort_unstable();
+        let mut used = self.used();
+        let limit = self.opened.store.store().budget().limit();
+        let room = limit / self.opened.layout.expert_len().max(1);
+        if room < (used.len() + keys.len()) as u64 {
+            // A cache smaller than a sweep evicts what the sweep itself has brought, in the order of
+            // their arrival unless all have arrived.
+            self.writer.flush();
+            used.sort_unstable();
+            self.opened.store.promote(&used);
+        } else {
+            self.writer.settle();
+        }
+        self.opened.store.promote(&keys);
+        used.extend_from_slice(&keys);
+    }
 }
 
 impl std::fmt::Debug for Inner {
@@ -107,7 +142,7 @@ impl Supply {
             .thread_name(|n| format!("expert-read-{n}"))
             .build()
             .map_err(|e| ResidencyError::Threads(std::io::Error::other(e)))?;
-        let writer = Writer::start(Arc::clone(&opened.meter), plan.behind)
+        let writer = Writer::start(opened.store.clone(), Arc::clone(&opened.meter), plan.behind)
             .map_err(ResidencyError::Threads)?;
         let held = plan.expert_memory.checked_div(shape.expert_len());
         let layers: Vec<u16> = opened.spec.moe_layers().collect();
@@ -120,6 +155,7 @@ impl Supply {
             readers,
             writer,
             used: Mutex::default(),
+            trace: OnceLock::new(),
         })))
     }
 
@@ -138,14 +174,39 @@ impl Supply {
         &self.0.opened.meter
     }
 
+    /// Writes the experts of every sweep from now on to a file, in the form that [`super::Trace`]
+    /// reads; a second call changes nothing. What goes wrong later costs the trace alone: `failed`
+    /// is told once, and no more is written.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be written, is no trace, or is another model's.
+    pub fn trace_to(
+        &self,
+        path: &Path,
+        failed: impl Fn(&TraceError) + Send + Sync + 'static,
+    ) -> Result<(), TraceError> {
+        let opened = &self.0.opened;
+        let head = TraceHead {
+            model: opened.repo.to_string(),
+            revision: opened.snapshot.commit.to_string(),
+            expert_bytes: opened.layout.expert_len(),
+        };
+        let tracer = Tracer::begin(path, &head, Box::new(failed))?;
+        let _ = self.0.trace.set(tracer);
+        Ok(())
+    }
+
     /// Marks the experts of the finished sweep as used, in (layer, expert) order, so that recency
     /// does not depend on the order in which they arrived.
     pub fn end_of_sweep(&self) {
-        let mut used =
-            std::mem::take(&mut *self.0.used.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut used = std::mem::take(&mut *self.0.used());
         used.sort_unstable();
         used.dedup();
-        self.0.opened.store.touch(&used);
+        if let Some(trace) = self.0.trace.get() {
+            trace.sweep(&used);
+        }
+        self.0.writer.touch(used);
         self.0.tier.end_of_sweep();
     }
 
@@ -178,11 +239,7 @@ impl ExpertSupply for Supply {
     ) -> impl Iterator<Item = Result<(ExpertKey, ExpertBytes), ResidencyError>> {
         let inner = &self.0;
         inner.opened.meter.requested(keys.len());
-        inner
-            .used
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .extend_from_slice(keys);
+        inner.settle(keys);
         let (mut here, mut waiting) = (VecDeque::new(), VecDeque::new());
         for &key in keys {
             match inner.tier.get(key) {

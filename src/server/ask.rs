@@ -2,6 +2,7 @@
 
 pub(super) mod chat;
 pub(super) mod completions;
+pub(super) mod honour;
 pub(super) mod responses;
 
 use serde_json::Map;

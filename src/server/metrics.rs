@@ -65,18 +65,30 @@ impl Page {
     fn line_of(&mut self, queue: &Queue) {
         let tally = &queue.tally;
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let (waiting, running) = queue.lengths();
+        let lengths = queue.lengths();
         self.one(
             "deltafin_requests_waiting",
             "gauge",
             "Requests in line.",
-            waiting as u64,
+            lengths.waiting as u64,
         );
         self.one(
             "deltafin_requests_running",
             "gauge",
             "Requests being served.",
-            running as u64,
+            lengths.running as u64,
+        );
+        self.one(
+            "deltafin_batch_lines_waiting",
+            "gauge",
+            "Lines of batches that are next.",
+            lengths.batch_waiting as u64,
+        );
+        self.one(
+            "deltafin_batch_lines_running",
+            "gauge",
+            "Lines of batches being answered.",
+            lengths.batch_running as u64,
         );
         self.one(
             "deltafin_prompt_tokens_total",

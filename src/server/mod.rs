@@ -8,6 +8,7 @@
 //! send       bytes on the wire, alive for hours                       send.rs
 //! shelf      responses that are kept                                  shelf.rs
 //! batch      the same requests and replies as lines of a file         batch.rs
+//! batches    such files, answered behind everybody who waits          batches.rs, files.rs
 //! ```
 //!
 //! Behind the door stands a [`Generator`]. The door opens before there is one: the core of a large
@@ -15,8 +16,10 @@
 
 mod ask;
 mod batch;
+mod batches;
 mod cancel;
 mod error;
+mod files;
 mod gate;
 mod generator;
 mod grammar;
@@ -33,6 +36,7 @@ mod shelf;
 mod tests;
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::OnceLock;
@@ -61,10 +65,12 @@ pub use generator::Sampling;
 pub use generator::SharedJob;
 
 use crate::jobs::Identity;
+use crate::jobs::JobError;
 use crate::jobs::Journal;
 use crate::share::Limits;
 use crate::share::Secret;
-use grammar::Grammars;
+use ask::honour::SharedGrammars;
+use batches::Kept;
 use queue::Queue;
 use shelf::disk::Disk;
 
@@ -113,6 +119,11 @@ pub struct ServerOptions {
     pub heartbeat: Duration,
     /// Bytes of one request.
     pub body_max: usize,
+    /// Bytes of one file.
+    pub file_max: u64,
+    /// Bytes of all files that are kept, as far as clients send them: what batches write is not
+    /// refused.
+    pub files_max: u64,
     /// Connections at once; more wait in the system's queue.
     pub connections_max: usize,
 }
@@ -128,6 +139,8 @@ impl ServerOptions {
             // OpenAI's clients and most proxies take half a minute of silence for death.
             heartbeat: Duration::from_secs(8),
             body_max: 8 << 20,
+            file_max: 200_000_000,
+            files_max: 16_000_000_000,
             connections_max: 512,
         }
     }
@@ -146,10 +159,11 @@ struct Door {
     loopback: bool,
     started: u64,
     queue: OnceLock<Arc<Queue>>,
-    /// Made when first asked for: it reads the whole vocabulary.
-    grammars: OnceLock<Option<Grammars>>,
+    grammars: SharedGrammars,
     loading: Mutex<String>,
     shelf: shelf::Shelf,
+    /// Files and batches, where they are kept.
+    kept: OnceLock<Arc<Kept>>,
 }
 
 impl Door {
@@ -159,9 +173,10 @@ impl Door {
             loopback,
             started: unix_now(),
             queue: OnceLock::new(),
-            grammars: OnceLock::new(),
+            grammars: SharedGrammars::default(),
             loading: Mutex::new("starting".to_owned()),
             shelf: shelf::Shelf::default(),
+            kept: OnceLock::new(),
         })
     }
 
@@ -184,10 +199,16 @@ impl Door {
 }
 
 fn unix_now() -> u64 {
+    unix_nanos() / 1_000_000_000
+}
+
+/// Nanoseconds since 1970, until 2554.
+fn unix_nanos() -> u64 {
     // A clock before 1970 is told as 1970.
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs())
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| {
+        u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+    })
 }
 
 /// A server that listens, on threads of its own, until it is stopped or dropped.
@@ -274,7 +295,9 @@ impl Server {
     pub fn ready(&self, generator: Arc<dyn Generator>) -> Result<(), ServerError> {
         self.door.open(generator).map_err(ServerError::Start)?;
         let door = Arc::clone(&self.door);
-        self.runtime.spawn(routes::responses::resume(door));
+        self.runtime
+            .spawn(routes::responses::resume(Arc::clone(&door)));
+        self.runtime.spawn(batches::run::resume(door));
         Ok(())
     }
 
@@ -282,6 +305,19 @@ impl Server {
     /// which then goes on with those that an earlier process did not finish.
     pub fn keep(&self, journal: Journal, identity: Identity) {
         self.door.shelf.keep_on(Disk::new(journal, identity));
+    }
+
+    /// Has clients' files, and the batches that are made of them, kept in this home; to be said
+    /// before [`Server::ready`], which then goes on with the batches that an earlier process did not
+    /// finish. Without it there are none.
+    ///
+    /// # Errors
+    ///
+    /// Where their folders cannot be made.
+    pub fn keep_files(&self, home: &Path) -> Result<(), JobError> {
+        // A second home would hold nothing of the first.
+        let _ = self.door.kept.set(Arc::new(Kept::open(home)?));
+        Ok(())
     }
 
     /// Lets nobody in any more, and returns when nobody is served: after `grace`, what runs ends

@@ -1,4 +1,8 @@
 //! A few requests at a time, each on threads of its own, and a short line before them.
+//!
+//! Two classes: whoever waits for an answer, and lines of batches. Lines of batches take places that
+//! nobody else wants, and take none away: a request never waits for a line that is being answered,
+//! which may take hours, but is served beside it. The engine then gives it the passes it needs.
 
 use std::collections::HashMap;
 use std::collections::VecDeque;
@@ -89,7 +93,7 @@ impl Place {
     pub(super) fn before(&self) -> usize {
         let line = self.queue.lock();
         match line.waiting.iter().position(|job| job.id == self.id) {
-            Some(at) => at + line.running.len(),
+            Some(at) => at + line.served(Class::Awaited),
             None => 0,
         }
     }
@@ -97,13 +101,23 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.queue.lock().waiting.retain(|job| job.id != self.id);
+        self.queue.lock().take_out(self.id);
         self.cancel.cancel();
     }
 }
 
+/// Who goes first where not all can.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Class {
+    /// A request.
+    Awaited,
+    /// A line of a batch.
+    Batch,
+}
+
 struct Job {
     id: u64,
+    class: Class,
     asks: Vec<Ask>,
     /// Score tokens, with so many alternatives.
     scores: Option<usize>,
@@ -113,6 +127,7 @@ struct Job {
 
 /// A request that is being served.
 struct Running {
+    class: Class,
     cancel: Cancel,
     /// Nobody is there to see it.
     patient: bool,
@@ -121,12 +136,62 @@ struct Running {
 #[derive(Default)]
 struct Line {
     waiting: VecDeque<Job>,
+    /// Lines of batches that wait; whoever runs a batch lets few of them in at a time.
+    batch: VecDeque<Job>,
     /// What ends each request that is being served.
     running: HashMap<u64, Running>,
     /// Nobody is let in any more.
     closed: bool,
     /// Who is being served has had the time there was.
     ending: bool,
+}
+
+impl Line {
+    /// How many of a class are being served.
+    fn served(&self, class: Class) -> usize {
+        let of = |running: &&Running| running.class == class;
+        self.running.values().filter(of).count()
+    }
+
+    /// Takes the next that may be served, where at most so many are at once.
+    fn pick(&mut self, running_max: usize) -> Option<Job> {
+        // Lines of batches are not counted: nobody waits for one of them to end.
+        if self.served(Class::Awaited) < running_max
+            && let Some(job) = self.waiting.pop_front()
+        {
+            return Some(job);
+        }
+        let free = self.waiting.is_empty() && self.running.len() < running_max;
+        free.then(|| self.batch.pop_front()).flatten()
+    }
+
+    /// Takes out one that waits.
+    fn take_out(&mut self, id: u64) -> Option<Job> {
+        [&mut self.waiting, &mut self.batch]
+            .into_iter()
+            .find_map(|waiting| {
+                let at = waiting.iter().position(|job| job.id == id)?;
+                waiting.remove(at)
+            })
+    }
+
+    /// Lets nobody in any more, and tells those who wait.
+    fn close(&mut self) {
+        self.closed = true;
+        for job in self.waiting.drain(..).chain(self.batch.drain(..)) {
+            // A client that is gone needs no word.
+            let _ = job.news.send(News::Interrupted);
+        }
+    }
+}
+
+/// How long the line is, and how many are being served, by class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lengths {
+    pub(super) waiting: usize,
+    pub(super) running: usize,
+    pub(super) batch_waiting: usize,
+    pub(super) batch_running: usize,
 }
 
 /// Counts for `/metrics`.
@@ -183,7 +248,8 @@ impl Queue {
             next_id: AtomicU64::new(0),
             tally: Tally::default(),
         });
-        for _ in 0..queue.running_max {
+        // As many again: lines of batches may hold every place when requests come.
+        for _ in 0..2 * queue.running_max {
             let worker = Arc::clone(&queue);
             std::thread::Builder::new()
                 .name("deltafin-generate".to_owned())
@@ -196,10 +262,15 @@ impl Queue {
         &self.generator
     }
 
-    /// Waiting and running requests.
-    pub(super) fn lengths(&self) -> (usize, usize) {
+    /// Who waits and who is served.
+    pub(super) fn lengths(&self) -> Lengths {
         let line = self.lock();
-        (line.waiting.len(), line.running.len())
+        Lengths {
+            waiting: line.waiting.len(),
+            running: line.served(Class::Awaited),
+            batch_waiting: line.batch.len(),
+            batch_running: line.served(Class::Batch),
+        }
     }
 
     /// Stands in line with one or more generations.
@@ -212,7 +283,7 @@ impl Queue {
         asks: Vec<Ask>,
         scores: Option<usize>,
     ) -> Result<Place, TurnedAway> {
-        self.stand(asks, scores, self.waiting_max)
+        self.stand(Class::Awaited, asks, scores, self.waiting_max)
     }
 
     /// The same for a request that was let in before: however long the line is.
@@ -221,11 +292,25 @@ impl Queue {
     ///
     /// Where it is closed.
     pub(super) fn enter_again(self: &Arc<Self>, asks: Vec<Ask>) -> Result<Place, TurnedAway> {
-        self.stand(asks, None, usize::MAX / 2)
+        self.stand(Class::Awaited, asks, None, usize::MAX / 2)
+    }
+
+    /// The same for a line of a batch: behind every request, and counted with none of them.
+    ///
+    /// # Errors
+    ///
+    /// Where it is closed.
+    pub(super) fn enter_behind(
+        self: &Arc<Self>,
+        asks: Vec<Ask>,
+        scores: Option<usize>,
+    ) -> Result<Place, TurnedAway> {
+        self.stand(Class::Batch, asks, scores, usize::MAX / 2)
     }
 
     fn stand(
         self: &Arc<Self>,
+        class: Class,
         mut asks: Vec<Ask>,
         scores: Option<usize>,
         waiting_max: usize,
@@ -241,14 +326,19 @@ impl Queue {
             return Err(TurnedAway::Closed);
         }
         // Who is about to be taken by an idle thread waits for nobody.
-        let idle = self.running_max.saturating_sub(line.running.len());
+        let idle = self.running_max.saturating_sub(line.served(Class::Awaited));
         if line.waiting.len() >= waiting_max + idle {
             self.tally.turned_away.fetch_add(1, Ordering::Relaxed);
             return Err(TurnedAway::Full(line.waiting.len()));
         }
         self.tally.accepted.fetch_add(1, Ordering::Relaxed);
-        line.waiting.push_back(Job {
+        let waiting = match class {
+            Class::Awaited => &mut line.waiting,
+            Class::Batch => &mut line.batch,
+        };
+        waiting.push_back(Job {
             id,
+            class,
             asks,
             scores,
             news: sender,
@@ -268,13 +358,7 @@ impl Queue {
     /// `grace`, and then ends where its state is whole, if that comes within `patience`; what nobody
     /// waits for ends so at once. Returns when nobody is served.
     pub(super) fn drain(&self, grace: Duration, patience: Duration) {
-        let mut line = self.lock();
-        line.closed = true;
-        for job in line.waiting.drain(..) {
-            // A client that is gone needs no word.
-            let _ = job.news.send(News::Interrupted);
-        }
-        drop(line);
+        self.lock().close();
         self.bell.notify_all();
         self.wait(grace, |line| line.running.values().any(|r| !r.patient));
         self.lock().ending = true;
@@ -303,11 +387,7 @@ impl Queue {
     /// Ends what is running, turns the line away and lets nobody in any more.
     pub(super) fn close(&self) {
         let mut line = self.lock();
-        line.closed = true;
-        for job in line.waiting.drain(..) {
-            // A client that is gone needs no word.
-            let _ = job.news.send(News::Interrupted);
-        }
+        line.close();
         line.ending = true;
         let running: Vec<Cancel> = line.running.values().map(|r| r.cancel.clone()).collect();
         drop(line);
@@ -322,10 +402,8 @@ impl Queue {
 
     /// A request that waits leaves the line; its last news say so.
     fn leave(&self, id: u64) {
-        let mut line = self.lock();
-        if let Some(at) = line.waiting.iter().position(|job| job.id == id)
-            && let Some(job) = line.waiting.remove(at)
-        {
+        let left = self.lock().take_out(id);
+        if let Some(job) = left {
             // A client that is gone needs no word.
             let _ = job.news.send(News::Interrupted);
         }
@@ -349,8 +427,9 @@ impl Queue {
     fn next_job(&self) -> Option<Job> {
         let mut line = self.lock();
         loop {
-            if let Some(job) = line.waiting.pop_front() {
+            if let Some(job) = line.pick(self.running_max) {
                 let running = Running {
+                    class: job.class,
                     cancel: job.cancel.clone(),
                     patient: job.asks.iter().all(|ask| ask.patient),
                 };

@@ -104,8 +104,8 @@ pub(super) struct Usage {
     n: usize,
     prompt_tokens: usize,
     completion_tokens: usize,
-    /// Tokens that became reasoning.
-    reasoning_tokens: usize,
+    /// Of each choice, tokens that became reasoning.
+    reasoning: HashMap<usize, usize>,
     /// Of each choice, tokens that have become nothing yet.
     pending: HashMap<usize, usize>,
     cached_tokens: usize,
@@ -128,7 +128,7 @@ impl Usage {
             n,
             prompt_tokens: 0,
             completion_tokens: 0,
-            reasoning_tokens: 0,
+            reasoning: HashMap::new(),
             pending: HashMap::new(),
             cached_tokens: 0,
             ledger: Ledger::default(),
@@ -145,7 +145,7 @@ impl Usage {
             Step::Reply(event) => {
                 let became = std::mem::take(pending);
                 if matches!(event, ReplyEvent::Reasoning(_)) {
-                    self.reasoning_tokens += became;
+                    *self.reasoning.entry(choice).or_default() += became;
                 }
             }
             Step::Prompt(_) | Step::PromptScores(_) | Step::Ended(_) => *pending = 0,
@@ -159,9 +159,14 @@ impl Usage {
         }
         self.completion_tokens += outcome.completion_tokens;
         if let Some(reasoning) = outcome.reasoning_tokens {
-            self.reasoning_tokens = reasoning;
+            // Of this choice alone: another may have been made here from its first token on.
+            self.reasoning.insert(choice, reasoning);
         }
         self.ledger.add(&outcome.ledger);
+    }
+
+    fn reasoning_tokens(&self) -> usize {
+        self.reasoning.values().sum()
     }
 
     fn json(&self) -> Value {
@@ -170,7 +175,7 @@ impl Usage {
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": { "cached_tokens": self.cached_tokens, "cache_write_tokens": 0 },
-            "completion_tokens_details": { "reasoning_tokens": self.reasoning_tokens },
+            "completion_tokens_details": { "reasoning_tokens": self.reasoning_tokens() },
             "deltafin": self.deltafin(),
         })
     }
@@ -181,7 +186,7 @@ impl Usage {
             "input_tokens": self.prompt_tokens,
             "input_tokens_details": { "cached_tokens": self.cached_tokens, "cache_write_tokens": 0 },
             "output_tokens": self.completion_tokens,
-            "output_tokens_details": { "reasoning_tokens": self.reasoning_tokens },
+            "output_tokens_details": { "reasoning_tokens": self.reasoning_tokens() },
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "deltafin": self.deltafin(),
         })

@@ -1,5 +1,8 @@
 //! The routes, and what they do with a request that has been let in.
 
+mod batches;
+mod files;
+mod multipart;
 pub(super) mod responses;
 
 use std::sync::Arc;
@@ -27,18 +30,14 @@ use serde_json::json;
 use super::Door;
 use super::ask;
 use super::ask::Read;
+use super::ask::honour;
 use super::error::ApiError;
 use super::gate;
 use super::generator::Ask;
-use super::generator::Failure;
 use super::generator::Generator;
-use super::generator::Prompt;
 use super::grammar::Demand;
-use super::grammar::Grammars;
-use super::grammar::NoGrammar;
 use super::metrics;
 use super::params::Params;
-use super::params::wrong_value;
 use super::queue::Place;
 use super::queue::Queue;
 use super::queue::TurnedAway;
@@ -52,9 +51,6 @@ use super::unix_now;
 
 /// A request's body is sent in one go; who takes longer is not sending it.
 const BODY_PATIENCE: Duration = Duration::from_secs(60);
-
-/// Distributions of a prompt that are held at once while it is scored, in bytes.
-const SCORED_BYTES: usize = 1 << 30;
 
 pub(super) fn app(door: Arc<Door>) -> Router {
     let behind_key = Router::new()
@@ -73,6 +69,12 @@ pub(super) fn app(door: Arc<Door>) -> Router {
             "/v1/responses/{id}/input_items",
             get(responses::input_items),
         )
+        .route("/v1/files", post(files::create).get(files::list))
+        .route("/v1/files/{id}", get(files::retrieve).delete(files::delete))
+        .route("/v1/files/{id}/content", get(files::content))
+        .route("/v1/batches", post(batches::create).get(batches::list))
+        .route("/v1/batches/{id}", get(batches::retrieve))
+        .route("/v1/batches/{id}/cancel", post(batches::cancel))
         .route("/metrics", get(metrics))
         // Which experts a prompt needs says something of the prompt.
         .route("/live", get(live))
@@ -198,30 +200,11 @@ fn envelope(generator: &dyn Generator, prefix: &str) -> Envelope {
     }
 }
 
-/// Renders every prompt, so that one that cannot be used is a 400 and not a broken stream. On a
-/// thread that may work for a while: a prompt may be a book.
+/// Finds out whether every prompt can be used, on a thread that may work for a while.
 async fn check<K>(generator: &Arc<dyn Generator>, read: &Read<K>) -> Result<(), ApiError> {
-    let asks = read.asks.iter().step_by(read.n);
-    let prompts: Vec<(Prompt, bool)> = asks
-        .map(|ask| (ask.prompt.clone(), ask.score_prompt))
-        .collect();
+    let prompts = honour::prompts(read);
     let generator = Arc::clone(generator);
-    let checked = tokio::task::spawn_blocking(move || {
-        prompts.iter().try_for_each(|(prompt, scored)| {
-            let tokens = generator.tokens(prompt)?.len();
-            let most = SCORED_BYTES / (generator.vocab() * size_of::<f32>()).max(1);
-            if *scored && tokens > most {
-                return Err(Failure::Refused {
-                    param: Some("echo".to_owned()),
-                    code: "invalid_value",
-                    message: format!(
-                        "The prompt has {tokens} tokens; with 'logprobs', up to {most} are echoed."
-                    ),
-                });
-            }
-            Ok(())
-        })
-    });
+    let checked = tokio::task::spawn_blocking(move || honour::fits(generator.as_ref(), &prompts));
     let checked = checked.await.map_err(|_| {
         let message = "The prompt could not be turned into tokens.";
         ApiError::plain(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
@@ -236,32 +219,21 @@ async fn constrain(
     asks: &mut [Ask],
     demand: Option<Demand>,
 ) -> Result<(), ApiError> {
-    let Some(demand) = demand else {
+    let (Some(demand), Some(ask)) = (demand, asks.first()) else {
         return Ok(());
-    };
-    let Some(Prompt::Chat(chat)) = asks.first().map(|ask| ask.prompt.clone()) else {
-        return Ok(());
-    };
-    let param = match demand.schema {
-        Some(_) => "response_format",
-        None => "tools",
     };
     let (door, generator) = (Arc::clone(door), Arc::clone(generator));
+    let prompt = ask.prompt.clone();
     let compiled = tokio::task::spawn_blocking(move || {
-        let grammars = door
-            .grammars
-            .get_or_init(|| Grammars::new(generator.as_ref()));
-        let grammars = grammars.as_ref();
-        let no_markup = || NoGrammar("this model's vocabulary has no chat markup".to_owned());
-        grammars.ok_or_else(no_markup)?.constraint(&chat, &demand)
+        honour::constraint(generator.as_ref(), &door.grammars, &prompt, &demand)
     });
     let compiled = compiled.await.map_err(|_| {
         let message = "The grammar of the reply could not be compiled.";
         ApiError::plain(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
     })?;
-    let constraint = compiled.map_err(|error| wrong_value(param, &error.to_string()))?;
+    let constraint = compiled?;
     for ask in asks {
-        ask.constraint = Some(constraint.clone());
+        ask.constraint.clone_from(&constraint);
     }
     Ok(())
 }
@@ -391,11 +363,12 @@ async fn health(State(door): State<Arc<Door>>) -> Json<Value> {
             json!({ "status": "loading", "live": true, "ready": false, "loading": door.loading() })
         }
         Some(queue) => {
-            let (waiting, running) = queue.lengths();
+            let lengths = queue.lengths();
             let now = queue.generator().now();
             json!({
                 "status": "ok", "live": true, "ready": true, "model": queue.generator().model(),
-                "running": running, "waiting": waiting, "now": now,
+                "running": lengths.running, "waiting": lengths.waiting, "now": now,
+                "batch": { "running": lengths.batch_running, "waiting": lengths.batch_waiting },
             })
         }
     };

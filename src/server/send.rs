@@ -128,20 +128,22 @@ pub(super) fn follow(record: Arc<Record>, from: usize, heartbeat: Duration) -> R
         let (record, mut watch, from) = state?;
         let grown = async {
             let grown = watch.wait_for(|(length, last)| *length > from || *last);
-            grown.await.map(|grown| grown.1)
+            grown.await.map(|grown| *grown)
         };
         let waited = tokio::time::timeout(heartbeat, grown).await;
-        let last = match waited {
+        let (said, last) = match waited {
             Err(_) => {
                 let text = Bytes::from(comment("still at work"));
                 return Some((Ok(text), Some((record, watch, from))));
             }
             // The record holds the other side, so this cannot be; if it were, nothing more comes.
-            Ok(Err(_)) => true,
-            Ok(Ok(last)) => last,
+            Ok(Err(_)) => (from, true),
+            Ok(Ok(grown)) => grown,
         };
-        let frames = record.frames(from);
-        let next = from.max(from + frames.len());
+        // There may be more, which is not yet on the disk.
+        let mut frames = record.frames(from);
+        frames.truncate(said.saturating_sub(from));
+        let next = from + frames.len();
         let state = (!last).then_some((record, watch, next));
         Some((Ok(Bytes::from(events(&frames))), state))
     });

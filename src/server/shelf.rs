@@ -117,11 +117,12 @@ impl Record {
         Arc::clone(&self.job)
     }
 
-    /// Waits until a cancelled one has ended, for as long as it takes to leave an expert.
+    /// Waits until one that is over is on the disk, and one that is cancelled has ended, for as long
+    /// as it takes to leave an expert.
     pub(super) async fn ended(&self) {
         let mut grown = self.watch();
         let over = grown.wait_for(|(_, last)| *last);
-        // Whoever asked hears that it is cancelled in any case.
+        // Whoever asked hears how it stands in any case: a disk may be stuck.
         let _ = tokio::time::timeout(std::time::Duration::from_secs(2), over).await;
     }
 
@@ -199,11 +200,15 @@ impl Record {
 
     /// Adds to what a stream says; `last` with its end.
     pub(super) fn say(&self, frames: Vec<Frame>, last: bool) {
+        let length = self.hold(frames);
+        self.grown.send_replace((length, last));
+    }
+
+    /// Adds to what a stream will say, and says nothing yet; how much there is.
+    pub(super) fn hold(&self, frames: Vec<Frame>) -> usize {
         let mut all = self.frames.lock().unwrap_or_else(PoisonError::into_inner);
         all.extend(frames);
-        let length = all.len();
-        drop(all);
-        self.grown.send_replace((length, last));
+        all.len()
     }
 
     /// What a stream says from this frame on.
@@ -272,19 +277,22 @@ impl Kept {
         let Some(Keeping { disk, made }) = self.1.take() else {
             return;
         };
-        let record = Arc::clone(&self.0);
-        let keep = move || {
+        let record = &self.0;
+        on_disk(|| {
             if let Ok(job) = disk.begin(&record.id, &made) {
                 *record.job.lock().unwrap_or_else(PoisonError::into_inner) = Some(job);
                 record.conclude();
             }
-        };
-        let runtime = tokio::runtime::Handle::try_current();
-        match runtime.map(|handle| handle.runtime_flavor()) {
-            // The other thread's work must not wait for this disk.
-            Ok(tokio::runtime::RuntimeFlavor::MultiThread) => tokio::task::block_in_place(keep),
-            _ => keep(),
-        }
+        });
+    }
+}
+
+/// Does what may wait for the disk; the work of the runtime's other threads does not wait for it.
+fn on_disk<T>(what: impl FnOnce() -> T) -> T {
+    let runtime = tokio::runtime::Handle::try_current();
+    match runtime.map(|handle| handle.runtime_flavor()) {
+        Ok(tokio::runtime::RuntimeFlavor::MultiThread) => tokio::task::block_in_place(what),
+        _ => what(),
     }
 }
 
@@ -403,13 +411,20 @@ impl Shelf {
 
     pub(super) fn remove(&self, id: &str) -> Option<Arc<Record>> {
         let record = self.get(id)?;
-        record.deleted.store(true, Ordering::SeqCst);
+        on_disk(|| {
+            // Who makes it holds this lock from its look at the mark to the last byte it writes: it
+            // finds the mark, or no job, or what it wrote is there to be removed below.
+            let mut job = record.job.lock().unwrap_or_else(PoisonError::into_inner);
+            record.deleted.store(true, Ordering::SeqCst);
+            if let Some(job) = job.take() {
+                let _ = job.remove();
+            }
+        });
         let mut kept = self.lock();
         kept.order.retain(|kept| kept != id);
         kept.by_id.remove(id);
         drop(kept);
         if let Some(disk) = self.disk() {
-            // One that is being made is removed by its maker.
             disk.remove(id);
         }
         Some(record)

@@ -272,7 +272,8 @@ impl Inner {
 }
 
 impl Budget {
-    pub(super) fn limit(self) -> u64 {
+    /// Bytes at most; `u64::MAX` for no limit.
+    pub fn limit(self) -> u64 {
         match self {
             Budget::Limit(bytes) => bytes,
             Budget::Unlimited => u64::MAX,

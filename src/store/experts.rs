@@ -113,6 +113,8 @@ pub struct Slot {
     /// Set if others in this process may wait for us.
     pub(super) flight: Option<Arc<Flight>>,
     pub(super) claim: Option<PathBuf>,
+    /// Room made for it and not yet used: whether of a model without a limit.
+    pub(super) room: Option<bool>,
 }
 
 /// Somebody else's fetch.
@@ -261,6 +263,19 @@ impl ModelStore {
         }
     }
 
+    /// Makes the experts that are on disk the ones used last, in this order, for this process and
+    /// until the next [`ModelStore::touch`] alone.
+    pub fn promote(&self, keys: &[ExpertKey]) {
+        let inner = &self.store().inner;
+        let now = inner.disk.now();
+        let mut state = lock(&inner.state);
+        // With a date, though none goes to the disk: a recount orders by dates.
+        let mtime = state.tick(now);
+        for key in keys {
+            state.index.touch(self.entry_id(*key), mtime);
+        }
+    }
+
     /// The experts on disk, in the order of their keys, each with its bytes.
     pub fn experts(&self) -> Vec<(ExpertKey, u64)> {
         let state = lock(&self.store().inner.state);
@@ -405,6 +420,7 @@ impl EntryRef {
             len,
             flight: Some(flight),
             claim,
+            room: None,
         })
     }
 
@@ -502,6 +518,7 @@ impl Wait {
                     len: self.len,
                     flight: None,
                     claim: None,
+                    room: None,
                 })
             }
         }

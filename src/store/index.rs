@@ -48,16 +48,20 @@ impl Index {
         }
     }
 
-    /// An index of what was found on disk, keeping what `old` knows of leases and checks.
+    /// An index of what was found on disk, keeping what `old` knows of leases, checks and uses.
     pub(super) fn of(found: Vec<(EntryId, Entry)>, old: &Index) -> Self {
         let mut index = Index::new(old.fixed_models.clone());
         let mut found = found;
-        found.sort_unstable_by_key(|(id, entry)| (entry.mtime, *id));
-        for (id, mut entry) in found {
-            if let Some(known) = old.get(id) {
+        for (id, entry) in &mut found {
+            if let Some(known) = old.get(*id) {
                 entry.pins = known.pins;
                 entry.checked |= known.checked;
+                // A use that is not yet on the disk.
+                entry.mtime = entry.mtime.max(known.mtime);
             }
+        }
+        found.sort_unstable_by_key(|(id, entry)| (entry.mtime, *id));
+        for (id, entry) in found {
             index.insert(id, entry);
         }
         index

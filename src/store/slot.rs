@@ -44,6 +44,24 @@ impl Slot {
         filled
     }
 
+    /// Makes room for the expert before its bytes are written, so that what goes is settled in the
+    /// order of these calls however long each write takes. [`Slot::fill`] then takes the room that
+    /// was made; a slot that is dropped gives it back.
+    ///
+    /// # Errors
+    ///
+    /// If there is no room now: [`Slot::fill`] will try once more.
+    pub fn make_room(&mut self) -> Result<(), NotKept> {
+        let inner = self.entry.inner();
+        if self.room.is_some() || inner.life_line.is_none() {
+            return Ok(());
+        }
+        let fixed = lock(&inner.state).index.is_fixed(self.entry.id.model);
+        inner.reserve(self.len, fixed)?;
+        self.room = Some(fixed);
+        Ok(())
+    }
+
     /// Counts what became of the expert.
     pub(super) fn note(&self, kept: Result<(), NotKept>) -> Filled {
         {
@@ -69,12 +87,11 @@ impl Slot {
         }
     }
 
-    fn keep(&self, bytes: &Bytes, sha256: Digest, source: &str) -> Result<(), NotKept> {
-        let inner = self.entry.inner();
+    fn keep(&mut self, bytes: &Bytes, sha256: Digest, source: &str) -> Result<(), NotKept> {
         if bytes.len() as u64 != self.len {
             return Err(NotKept::Length);
         }
-        if inner.life_line.is_none() {
+        if self.entry.inner().life_line.is_none() {
             return Err(NotKept::Full);
         }
         let known = self.agreed(Known {
@@ -83,8 +100,9 @@ impl Slot {
             level: Level::FirstUse,
         })?;
         let known = (known, Quick::of(bytes));
-        let fixed = lock(&inner.state).index.is_fixed(self.entry.id.model);
-        inner.reserve(self.len, fixed)?;
+        self.make_room()?;
+        let fixed = self.room.take().unwrap_or_default();
+        let inner = self.entry.inner();
         let temporary = self.temporary();
         let stored = self.write(&temporary, bytes).map_err(|e| not_kept(&e));
         let stored = stored.and_then(|mtime| self.publish(&temporary, mtime, known, source, fixed));
@@ -204,6 +222,9 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
+        if self.room.take() == Some(false) {
+            self.entry.inner().release(self.len);
+        }
         self.land(None);
     }
 }

@@ -114,8 +114,15 @@ fn the_page_is_used_as_a_person_does() {
         return skipped("no Chromium to open the page in");
     };
     let pictures = Path::new(env!("CARGO_TARGET_TMPDIR")).join("page");
-    // Experts that come from the hub each time: from memory a reply is over before it is seen.
-    let served = serve_demo(&["--cache", "0", "--ram", "40MB"]);
+    // Experts that come each time from a hub with a way to it: else a reply is over before the page has
+    // looked, which it does once a second.
+    let home = tempfile::tempdir().unwrap();
+    fetch_core(&hub(None), home.path());
+    let far = hub(Some("5ms"));
+    let url = far.url();
+    let mut options = vec!["--model", deltafin::share::Embedded::REPO, "--hub", &url];
+    options.extend(["--reserve", "0", "--cache", "0", "--ram", "40MB"]);
+    let served = serve(home.path(), &options);
     node("page.mjs", &served, &[&pictures, browser]);
 }
 

@@ -22,7 +22,7 @@ use super::together::post;
 
 const RESPONSES: &str = "/v1/responses";
 
-fn request(addr: &str, method: &str, path: &str) -> (u16, Value) {
+pub(super) fn request(addr: &str, method: &str, path: &str) -> (u16, Value) {
     let mut stream = TcpStream::connect(addr).unwrap();
     stream
         .set_read_timeout(Some(Duration::from_secs(300)))
@@ -42,20 +42,20 @@ fn request(addr: &str, method: &str, path: &str) -> (u16, Value) {
 }
 
 /// A home with the demo model's core in it, and a hub for the rest.
-struct Place {
-    home: tempfile::TempDir,
+pub(super) struct Place {
+    pub(super) home: tempfile::TempDir,
     hub: share::Server,
 }
 
 impl Place {
-    fn new(link: Option<&str>) -> Place {
+    pub(super) fn new(link: Option<&str>) -> Place {
         let home = tempfile::tempdir().unwrap();
         fetch_core(&hub(None), home.path());
         let hub = hub(link);
         Place { home, hub }
     }
 
-    fn serve(&self, more: &[&str]) -> Served {
+    pub(super) fn serve(&self, more: &[&str]) -> Served {
         let url = self.hub.url();
         let options = [
             "--reserve",
@@ -70,13 +70,13 @@ impl Place {
 }
 
 /// `kill -9`.
-fn kill(mut served: Served) {
+pub(super) fn kill(mut served: Served) {
     served.child.kill().unwrap();
     served.child.wait().unwrap();
 }
 
 /// SIGTERM; how it ended, and how long that took.
-fn terminate(mut served: Served) -> (Option<i32>, Duration) {
+pub(super) fn terminate(mut served: Served) -> (Option<i32>, Duration) {
     let began = Instant::now();
     let sent = Command::new("kill")
         .args(["-TERM", &served.child.id().to_string()])
@@ -232,6 +232,33 @@ fn what_is_stored_is_there_after_a_kill_and_what_is_deleted_is_not() {
     kill(served);
     let served = place.serve(&[]);
     assert_eq!(request(&served.addr, "GET", &path(&one)).0, 404);
+}
+
+#[test]
+fn what_is_deleted_is_gone_at_once_whatever_is_still_written_of_it() {
+    let place = Place::new(None);
+    let served = place.serve(&[]);
+    let mut paths = Vec::new();
+    // While it waits, while it is made, when it has just ended.
+    for round in 0..24 {
+        let ask = json!({ "input": "Who are you?", "max_output_tokens": 3, "background": true });
+        let id = begin(&served.addr, &ask);
+        let path = format!("{RESPONSES}/{id}");
+        if round % 3 == 2 {
+            wait_for_end(&served.addr, &id);
+        } else {
+            std::thread::sleep(Duration::from_millis(round));
+        }
+        assert_eq!(request(&served.addr, "DELETE", &path).0, 200);
+        assert_eq!(request(&served.addr, "GET", &path).0, 404, "round {round}");
+        assert_eq!(request(&served.addr, "DELETE", &path).0, 404);
+        paths.push(path);
+    }
+    kill(served);
+    let served = place.serve(&[]);
+    for path in paths {
+        assert_eq!(request(&served.addr, "GET", &path).0, 404, "{path}");
+    }
 }
 
 #[test]

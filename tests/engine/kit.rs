@@ -72,6 +72,17 @@ pub(crate) fn at(
     budget: Budget,
     threads: usize,
 ) -> Kit {
+    planned(home, source, budget, threads, Demand::default())
+}
+
+/// With so much memory.
+pub(crate) fn planned(
+    home: tempfile::TempDir,
+    source: Option<SourceAddress>,
+    budget: Budget,
+    threads: usize,
+    memory: Demand,
+) -> Kit {
     let store = Store::open(StoreOptions {
         home: home.path().to_owned(),
         budget,
@@ -98,7 +109,7 @@ pub(crate) fn at(
             EngineOptions {
                 isa,
                 threads,
-                memory: Demand::default(),
+                memory,
             },
         )
         .unwrap(),

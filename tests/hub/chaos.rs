@@ -55,6 +55,8 @@ fn chaos_ends_with_every_byte_right() {
         assert_right(&first, &pending.wait().unwrap(), start, end);
     }
     let sent = first.ledger().expert_bytes_sent() + second.ledger().expert_bytes_sent();
+    let thousandths = sent * 1_000 / useful;
+    eprintln!("{sent} bytes sent for {useful}: {thousandths} thousandths");
     assert!(sent <= useful * 115 / 100, "{sent} bytes for {useful}");
     let faults = first.ledger().0.iter().filter(|e| e.faulted).count();
     assert!(faults > 5, "no chaos at all");

@@ -595,6 +595,11 @@ fn fault_38_nobody_there_ends_in_bounded_time() {
         let error = client.range(0, 1_000).unwrap_err();
         assert!(matches!(error, HubError::Unreachable { .. }), "{error}");
         assert!(started.elapsed() < Duration::from_secs(40));
+        let error = client.hub.commit(&repo(), "main").unwrap_err();
+        assert!(
+            matches!(error, HubError::Unreachable { attempts: 6, .. }),
+            "{error}"
+        );
     }
 }
 

@@ -1,94 +1,38 @@
 //! Certificates: good ones are believed, others are told apart from broken networks.
 
-use std::io::Read as _;
-use std::io::Write as _;
-use std::net::TcpListener;
-use std::net::TcpStream;
-use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use deltafin::hub::Hub;
 use deltafin::hub::HubError;
 use deltafin::hub::HubOptions;
 use deltafin::hub::SourceAddress;
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::PrivateKeyDer;
-use rustls::pki_types::pem::PemObject as _;
 
 use crate::kit::REPO;
 use crate::kit::options;
 use crate::kit::repo;
 use crate::support::Config;
+use crate::support::Listener;
 use crate::support::Repo;
 use crate::support::TestHub;
+use crate::support::tls::Pair;
+use crate::support::tls::TlsFront;
 
 const CA: &[u8] = include_bytes!("tls/ca.pem");
-const GOOD: [&[u8]; 2] = [
+const GOOD: Pair = [
     include_bytes!("tls/good.pem"),
     include_bytes!("tls/good.key.pem"),
 ];
-const EXPIRED: [&[u8]; 2] = [
+const EXPIRED: Pair = [
     include_bytes!("tls/expired.pem"),
     include_bytes!("tls/expired.key.pem"),
 ];
-const ELSEWHERE: [&[u8]; 2] = [
+const ELSEWHERE: Pair = [
     include_bytes!("tls/elsewhere.pem"),
     include_bytes!("tls/elsewhere.key.pem"),
 ];
 
-/// TLS in front of a server, one connection a request. Returns its address and how many came.
-fn in_front_of(
-    server: &TestHub,
-    [certificate, key]: [&'static [u8]; 2],
-) -> (String, Arc<AtomicUsize>) {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let chain = vec![CertificateDer::from_pem_slice(certificate).unwrap()];
-    let key = PrivateKeyDer::from_pem_slice(key).unwrap();
-    let config = rustls::ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(chain, key)
-        .unwrap();
-    let config = Arc::new(config);
-    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = format!("https://{}", socket.local_addr().unwrap());
-    let upstream = server.url().trim_start_matches("http://").to_owned();
-    let count = Arc::new(AtomicUsize::new(0));
-    let came = Arc::clone(&count);
-    std::thread::spawn(move || {
-        for stream in socket.incoming() {
-            came.fetch_add(1, SeqCst);
-            let tls = rustls::ServerConnection::new(Arc::clone(&config)).unwrap();
-            let (Ok(stream), upstream) = (stream, upstream.clone()) else {
-                return;
-            };
-            std::thread::spawn(move || {
-                let mut client = rustls::StreamOwned::new(tls, stream);
-                let mut head = Vec::new();
-                let mut byte = [0];
-                while !head.ends_with(b"\r\n\r\n") {
-                    match client.read(&mut byte) {
-                        Ok(1) => head.push(byte[0]),
-                        _ => return,
-                    }
-                }
-                let mut upstream = TcpStream::connect(upstream).unwrap();
-                upstream
-                    .set_read_timeout(Some(Duration::from_millis(300)))
-                    .unwrap();
-                upstream.write_all(&head).unwrap();
-                let mut reply = Vec::new();
-                let _ = upstream.read_to_end(&mut reply);
-                let _ = client.write_all(&reply);
-                client.conn.send_close_notify();
-                let _ = client.flush();
-            });
-        }
-    });
-    (address, count)
+fn in_front_of(server: &TestHub, pair: Pair) -> TlsFront {
+    TlsFront::start(server.address_of(Listener::Hub), pair, &[])
 }
 
 fn server() -> TestHub {
@@ -110,8 +54,8 @@ fn open(server: &TestHub, address: String, ca: &[&[u8]]) -> Hub {
 #[test]
 fn a_certificate_of_a_companys_own_authority_is_believed_when_named() {
     let server = server();
-    let (address, _) = in_front_of(&server, GOOD);
-    let hub = open(&server, address, &[CA]);
+    let front = in_front_of(&server, GOOD);
+    let hub = open(&server, front.url(), &[CA]);
     let commit = hub.commit(&repo(), "main").unwrap();
     let snapshot = hub.list(&repo(), &commit).unwrap();
     assert_eq!(&hub.get(&snapshot, "config.json", 10).unwrap()[..], b"{}");
@@ -131,8 +75,8 @@ fn fault_37_a_certificate_that_does_not_fit_is_not_tried_again() {
         (ELSEWHERE, &[CA][..]),
     ] {
         let server = server();
-        let (address, came) = in_front_of(&server, pair);
-        let error = open(&server, address, ca)
+        let front = in_front_of(&server, pair);
+        let error = open(&server, front.url(), ca)
             .commit(&repo(), "main")
             .unwrap_err();
         assert!(
@@ -144,7 +88,7 @@ fn fault_37_a_certificate_that_does_not_fit_is_not_tried_again() {
             text.contains("certificate") && text.contains("SSL_CERT_FILE"),
             "{text}"
         );
-        assert_eq!(came.load(SeqCst), 1, "{text}");
+        assert_eq!(front.came(), 1, "{text}");
         assert!(server.ledger().0.is_empty());
     }
 }
@@ -158,4 +102,30 @@ fn a_certificate_file_that_holds_none_is_refused_when_opened() {
         ..HubOptions::default()
     });
     assert!(matches!(refused, Err(HubError::Damaged { .. })));
+}
+
+/// A stream of the other protocol that is refused loses every request on it, and its windows starve
+/// long ways; so the client must not let itself be led there.
+#[test]
+fn fault_39_http_2_is_never_agreed_on_nor_understood() {
+    let server = server();
+    let alpn = ["h2", "http/1.1"];
+    let front = TlsFront::start(server.address_of(Listener::Hub), GOOD, &alpn);
+    let hub = open(&server, front.url(), &[CA]);
+    let commit = hub.commit(&repo(), "main").unwrap();
+    hub.list(&repo(), &commit).unwrap();
+    let agreed = front.agreed();
+    assert!(agreed.len() >= 2, "{agreed:?}");
+    assert!(
+        agreed.iter().all(|p| p.as_deref() != Some(b"h2")),
+        "{agreed:?}"
+    );
+    // A server that knows nothing else is an error in bounded time.
+    let only = TlsFront::start(server.address_of(Listener::Hub), GOOD, &["h2"]);
+    let hub = open(&server, only.url(), &[CA]);
+    match hub.commit(&repo(), "main") {
+        // No protocol was agreed on, and so the old one was spoken.
+        Ok(_) => assert_eq!(only.agreed(), [None]),
+        Err(error) => assert!(matches!(error, HubError::Unreachable { .. }), "{error}"),
+    }
 }

@@ -44,9 +44,14 @@
     reason = "each test uses its part of this"
 )]
 
+pub mod proxy;
 pub mod testhub;
+#[cfg(feature = "tls")]
+pub mod tls;
 
+pub use testhub::Called;
 pub use testhub::Config;
+pub use testhub::Hosts;
 pub use testhub::Personality;
 pub use testhub::Quota;
 pub use testhub::TestClock;

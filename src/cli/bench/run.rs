@@ -145,7 +145,7 @@ impl Ready {
             machine::drop_page_cache(&self.home);
         }
         let peak = machine::forget_peak();
-        let engine = setup::engine(setup.opened, &self.meant.run)?;
+        let engine = setup::engine(setup.opened, &self.meant.run, screen)?;
         let request = request(args, &self.meant, &engine)?;
         interrupt.stops(engine.stopper());
         let live = Live::begin(screen, &engine, setup.hub.as_ref());

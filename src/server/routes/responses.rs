@@ -237,7 +237,7 @@ async fn make(mut place: Place, queue: Arc<Queue>, record: Arc<Record>) {
         if last {
             // What is left is said once it is on the disk, so that nobody sees an end that a power
             // cut undoes; and with the whole stream.
-            record.say(frames, false);
+            record.hold(frames);
             crate::server::shelf::conclude(&record).await;
             record.say(Vec::new(), true);
             return;
@@ -256,6 +256,24 @@ fn find(door: &Door, id: &str) -> Result<Arc<Record>, ApiError> {
     door.shelf.get(id).ok_or_else(|| not_found(id, "id"))
 }
 
+/// A response that is over or made here. One that an earlier process left is being taken up, unless
+/// it is another's.
+async fn here(door: &Door, mut record: Arc<Record>) -> Result<Arc<Record>, ApiError> {
+    for _ in 0..50 {
+        if !record.elsewhere() {
+            return Ok(record);
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        record = find(door, &record.id)?;
+    }
+    Err(ApiError::plain(
+        StatusCode::CONFLICT,
+        "made_elsewhere",
+        "The response is made by another server on this store, or waits for its model to be \
+         served again.",
+    ))
+}
+
 #[derive(Deserialize)]
 pub(super) struct Retrieval {
     stream: Option<bool>,
@@ -267,8 +285,12 @@ pub(super) async fn retrieve(
     Path(id): Path<String>,
     Query(how): Query<Retrieval>,
 ) -> Result<Response, ApiError> {
-    let record = find(&door, &id)?;
+    let mut record = find(&door, &id)?;
     if how.stream != Some(true) {
+        if record.background && record.over() {
+            // Nobody sees an end that a power cut undoes.
+            record.ended().await;
+        }
         return Ok(Json(record.response()).into_response());
     }
     if !record.background {
@@ -277,6 +299,7 @@ pub(super) async fn retrieve(
             "is honoured for responses made in the background alone",
         ));
     }
+    record = here(&door, record).await?;
     let from = how
         .starting_after
         .map_or(0, |number| number.saturating_add(1));
@@ -295,23 +318,7 @@ pub(super) async fn cancel(
             "Only a response made in the background can be cancelled; others end with their connection.",
         ));
     }
-    // One that an earlier process left is being taken up, unless it is another's.
-    let mut record = record;
-    for _ in 0..50 {
-        if !record.elsewhere() {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        record = find(&door, &id)?;
-    }
-    if record.elsewhere() {
-        return Err(ApiError::plain(
-            StatusCode::CONFLICT,
-            "made_elsewhere",
-            "The response is made by another server on this store, or waits for its model to be \
-             served again.",
-        ));
-    }
+    let record = here(&door, record).await?;
     if !record.over() {
         record.end();
         record.ended().await;

@@ -17,6 +17,8 @@ use crate::server::reply::Frame;
 
 /// The kind of these jobs.
 const KIND: &str = "response";
+/// The kind of the jobs of a batch's lines.
+const LINE: &str = "batch-line";
 
 /// What a response was made from.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -84,6 +86,26 @@ impl Disk {
             _ => None,
         };
         made(&listed).map(|made| (made, ended))
+    }
+
+    /// The job of one choice of a batch's line, as far as an earlier process came with it; `anew`
+    /// where that does not help, as scores are not kept.
+    pub(in crate::server) fn line(&self, name: &str, anew: bool) -> Result<Job, JobError> {
+        let mut job = self
+            .journal
+            .create_as(name, LINE, Value::Null, &self.identity)?;
+        if *job.identity() != self.identity || (anew && !job.ids().is_empty()) {
+            job.replace(Value::Null, &self.identity)?;
+        }
+        Ok(job)
+    }
+
+    /// Removes the jobs of lines whose names begin so. One that stays is a few bytes.
+    pub(in crate::server) fn remove_lines(&self, begin: &str) {
+        let ids = self.journal.ids();
+        for id in ids.iter().filter(|id| id.starts_with(begin)) {
+            let _ = self.journal.remove(id);
+        }
     }
 
     pub(super) fn remove(&self, id: &str) {

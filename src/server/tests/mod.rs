@@ -1,3 +1,5 @@
+mod batches;
+mod files;
 mod hours;
 mod replies;
 mod requests;

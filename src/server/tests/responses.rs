@@ -185,7 +185,8 @@ fn the_page_loads_nothing_from_elsewhere() {
 
 #[test]
 fn the_description_names_every_path_that_answers() {
-    let (server, _) = saying(Vec::new());
+    let home = tempfile::tempdir().unwrap();
+    let (server, _) = super::files::echoing(home.path());
     let description = get(&server, "/openapi.json").json();
     for (path, methods) in description["paths"].as_object().unwrap() {
         let path = path.replace("{id}", "scripted");

@@ -254,6 +254,51 @@ fn a_disk_that_fills_up_costs_experts_and_leaves_nothing_partial() {
 }
 
 #[test]
+fn fault_46_a_disk_that_turns_read_only_serves_what_it_holds_and_stops_no_run() {
+    let disk = filled();
+    let store = open(&disk).unwrap();
+    let model = model(&store);
+    store.trim(2 * LEN).unwrap();
+    let held = model.experts();
+    disk.set_read_only(true);
+    for _ in 0..3 {
+        held.iter().for_each(|(key, _)| demand(&model, *key));
+        model.touch(&[key(2)]);
+    }
+    assert_eq!(store.stats().hits, 6);
+    for n in 10..14 {
+        let Lookup::Miss(slot) = model.lookup(key(n), LEN) else {
+            panic!("{n}: where from?");
+        };
+        let bytes = content(key(n));
+        let digest = crate::store::model::digest_of(&bytes);
+        let filled = slot.fill(bytes, digest, "test");
+        assert!(matches!(filled, Filled::NotKept(_)), "{n}: {filled:?}");
+    }
+    let stats = store.stats();
+    assert_eq!((stats.kept, stats.not_kept, stats.damaged), (0, 4, 0));
+    let trouble = stats.trouble.unwrap_or_default();
+    assert!(trouble.contains("experts are not kept"), "{trouble}");
+    disk.set_read_only(false);
+    assert_eq!(put(&model, key(20)), Filled::Kept);
+    assert_eq!(verify(&model, false).damaged, []);
+}
+
+#[test]
+fn fault_46_a_full_disk_keeps_nobody_from_what_is_there() {
+    let disk = filled();
+    disk.set_capacity(disk.used());
+    let store = open(&disk).unwrap();
+    let trouble = store.stats().trouble.unwrap_or_default();
+    assert!(trouble.contains("the disk is full"), "{trouble}");
+    let model = model(&store);
+    (0..4).for_each(|n| demand(&model, key(n)));
+    assert_eq!(store.stats().hits, 4);
+    demand(&model, key(10));
+    assert_eq!(store.stats().kept, 0);
+}
+
+#[test]
 fn an_expert_of_another_length_than_asked_for_is_damage() {
     let disk = filled();
     let store = open(&disk).unwrap();

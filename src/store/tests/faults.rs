@@ -268,3 +268,41 @@ fn a_power_loss_loses_what_was_not_synced_and_nothing_else() {
         assert_eq!(experts, [0, 1], "seed {seed}");
     }
 }
+
+/// Where locks are granted to everybody each process takes the other for dead, sweeps its files and
+/// takes over its claims. That may cost downloads and the budget, and no wrong byte.
+#[test]
+fn fault_48_two_processes_where_locks_do_nothing_serve_no_wrong_byte() {
+    for seed in 0..10 {
+        let disk = SimDisk::new();
+        disk.without_locks();
+        let stores = [open(&disk).unwrap(), open(&disk).unwrap()];
+        std::thread::scope(|scope| {
+            for (n, store) in (0..).zip(&stores) {
+                let disk = &disk;
+                scope.spawn(move || {
+                    let model = model(store);
+                    let mut dice = Dice(seed * 2 + n);
+                    for round in 0..150 {
+                        let expert = u16::try_from(dice.below(9)).unwrap();
+                        demand(&model, key(expert));
+                        // A third comes and goes, and clears up as it sees fit.
+                        if round % 50 == 49 {
+                            drop(open(disk));
+                        }
+                    }
+                });
+            }
+        });
+        drop(stores);
+        let store = open(&disk).unwrap();
+        let model = model(&store);
+        (0..9).for_each(|n| demand(&model, key(n)));
+        let all = VerifyOptions {
+            every: 1,
+            repair: false,
+        };
+        let verified = model.verify(all, &mut |_| ControlFlow::Continue(()));
+        assert_eq!(verified.unwrap().damaged, [], "seed {seed}");
+    }
+}

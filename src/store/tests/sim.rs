@@ -51,6 +51,9 @@ struct World {
     fault: Option<(u64, Fault)>,
     stopped: bool,
     capacity: u64,
+    read_only: bool,
+    /// Every lock is given to everybody, as some network mounts do.
+    no_locks: bool,
     /// Most expert bytes ever seen after an operation.
     most: u64,
     log: Vec<String>,
@@ -185,6 +188,15 @@ impl SimDisk {
         self.world().capacity = bytes;
     }
 
+    /// Whether everything that changes anything is refused.
+    pub(super) fn set_read_only(&self, read_only: bool) {
+        self.world().read_only = read_only;
+    }
+
+    pub(super) fn without_locks(&self) {
+        self.world().no_locks = true;
+    }
+
     /// Most bytes of experts, published and temporary, that there ever were at once.
     pub(super) fn most(&self) -> u64 {
         self.world().most
@@ -231,6 +243,19 @@ impl World {
         self.operations += 1;
         let line = format!("{} {what} {}", self.operations, path.display());
         self.log.push(line);
+        let harmless = [
+            "open",
+            "facts",
+            "list",
+            "free",
+            "read_at",
+            "sync",
+            "sync_folder",
+        ];
+        let locks = ["try_lock", "unlock"];
+        if self.read_only && !harmless.contains(&what) && !locks.contains(&what) {
+            return Err(io::ErrorKind::ReadOnlyFilesystem.into());
+        }
         match self.fault {
             Some((n, Fault::Fail(kind))) if n == self.operations => Ok(Some(kind)),
             Some((n, Fault::Stop)) if n == self.operations => {
@@ -312,6 +337,9 @@ impl Disk for SimDisk {
     fn open(&self, path: &Path, how: How) -> io::Result<Box<dyn DiskFile>> {
         let mut world = self.world();
         world.whole("open", path)?;
+        if world.read_only && how != How::Read {
+            return Err(io::ErrorKind::ReadOnlyFilesystem.into());
+        }
         let inode = match (world.names.get(path).copied(), how) {
             (Some(Node::Folder), _) => return Err(io::ErrorKind::IsADirectory.into()),
             (Some(_), How::CreateNew) => return Err(io::ErrorKind::AlreadyExists.into()),
@@ -547,7 +575,7 @@ impl DiskFile for SimFile {
     fn try_lock(&self) -> io::Result<bool> {
         let mut world = self.whole("try_lock")?;
         let holder = *world.locks.entry(self.inode).or_insert(self.handle);
-        Ok(holder == self.handle)
+        Ok(world.no_locks || holder == self.handle)
     }
 
     fn unlock(&self) -> io::Result<()> {

@@ -8,6 +8,10 @@ use super::wire::Request;
 pub enum Fault {
     /// Take the request and never answer.
     Hang,
+    /// Take the request and close the connection without a word, as one that was kept too long.
+    Vanish,
+    /// Answer with these bytes, which need not be HTTP, and close.
+    Garbage(Vec<u8>),
     /// Answer after this many milliseconds.
     DelayMs(u64),
     /// Send so many bytes, then hold the connection open in silence.

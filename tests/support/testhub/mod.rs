@@ -77,6 +77,35 @@ pub struct Config {
     pub signed: bool,
     /// Whether replies offer the other protocol large files can be had by.
     pub xet: bool,
+    pub hosts: Hosts,
+    pub called: Called,
+}
+
+/// Where the three servers listen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hosts {
+    /// 127.0.0.1, 127.0.0.2 and 127.0.0.3, where the system has them.
+    Three,
+    /// 127.0.0.1 for all.
+    One,
+    /// `[::1]` for all: see [`ipv6`].
+    V6,
+}
+
+/// By which names the servers speak of themselves and each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Called {
+    /// Their addresses.
+    Address,
+    /// This host, with the port of each.
+    Host(&'static str),
+    /// Origins of hub, CDN and the other one. Only who knows the way, as a proxy, gets there.
+    Origins([&'static str; 3]),
+}
+
+/// Whether this machine has an IPv6 loopback.
+pub fn ipv6() -> bool {
+    std::net::TcpListener::bind(("::1", 0)).is_ok()
 }
 
 impl Default for Config {
@@ -92,6 +121,8 @@ impl Default for Config {
             share: false,
             signed: true,
             xet: true,
+            hosts: Hosts::Three,
+            called: Called::Address,
         }
     }
 }
@@ -163,7 +194,10 @@ pub struct State {
     addresses: HashMap<Listener, SocketAddr>,
     throttle: Mutex<Throttle>,
     latency: Mutex<Duration>,
+    /// Random state, and the most that is added to the latency.
+    jitter: Mutex<(u64, Duration)>,
     free_at: Mutex<Instant>,
+    link: Mutex<Link>,
     in_service: Mutex<HashMap<Listener, usize>>,
     connections: AtomicU64,
     open: AtomicU64,
@@ -172,13 +206,36 @@ pub struct State {
     pub windows: Mutex<HashMap<(&'static str, u64), u64>>,
 }
 
+/// What went over a link with a total rate.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Link {
+    pub bytes: u64,
+    /// Those of them that found the link busy: all, if it never idles.
+    pub queued: u64,
+}
+
 impl State {
     pub fn url(&self, listener: Listener) -> String {
-        format!("http://{}", self.addresses[&listener])
+        let address = self.addresses[&listener];
+        match self.config.called {
+            Called::Address => format!("http://{address}"),
+            Called::Host(host) => format!("http://{host}:{}", address.port()),
+            Called::Origins([hub, cdn, other]) => match listener {
+                Listener::Hub => hub.to_owned(),
+                Listener::Cdn => cdn.to_owned(),
+                Listener::Other => other.to_owned(),
+            },
+        }
     }
 
     pub async fn wait_latency(&self) {
-        let latency = *self.latency.lock().unwrap();
+        let mut latency = *self.latency.lock().unwrap();
+        {
+            let (state, most) = &mut *self.jitter.lock().unwrap();
+            if !most.is_zero() {
+                latency += Duration::from_micros(next_random(state) % most.as_micros() as u64);
+            }
+        }
         if !latency.is_zero() {
             sleep(latency).await;
         }
@@ -250,7 +307,13 @@ impl State {
                 // A timer's grain is a millisecond; what it oversleeps may be made up for.
                 let grain = Duration::from_millis(5);
                 let now = Instant::now();
-                *free_at = (*free_at).max(now.checked_sub(grain).unwrap_or(now)) + seconds(rate);
+                let idle_since = now.checked_sub(grain).unwrap_or(now);
+                {
+                    let mut link = self.link.lock().unwrap();
+                    link.bytes += bytes;
+                    link.queued += if *free_at >= idle_since { bytes } else { 0 };
+                }
+                *free_at = (*free_at).max(idle_since) + seconds(rate);
                 until = until.max(*free_at);
             }
         }
@@ -326,10 +389,15 @@ impl TestHub {
             socket.set_nonblocking(true).unwrap();
             TcpListener::from_std(socket).unwrap()
         };
+        let [hub, cdn, other] = match config.hosts {
+            Hosts::Three => ["127.0.0.1", "127.0.0.2", "127.0.0.3"],
+            Hosts::One => ["127.0.0.1"; 3],
+            Hosts::V6 => ["::1"; 3],
+        };
         let sockets = [
-            (Listener::Hub, bind("127.0.0.1")),
-            (Listener::Cdn, bind("127.0.0.2")),
-            (Listener::Other, bind("127.0.0.3")),
+            (Listener::Hub, bind(hub)),
+            (Listener::Cdn, bind(cdn)),
+            (Listener::Other, bind(other)),
         ];
         let addresses = sockets
             .iter()
@@ -345,6 +413,8 @@ impl TestHub {
             addresses,
             throttle: Mutex::default(),
             latency: Mutex::default(),
+            jitter: Mutex::new((1, Duration::ZERO)),
+            link: Mutex::default(),
             free_at: Mutex::new(Instant::now()),
             in_service: Mutex::default(),
             connections: AtomicU64::new(0),
@@ -368,6 +438,11 @@ impl TestHub {
 
     pub fn url_of(&self, listener: Listener) -> String {
         self.state.url(listener)
+    }
+
+    /// Where a listener really is, whatever it is called.
+    pub fn address_of(&self, listener: Listener) -> SocketAddr {
+        self.state.addresses[&listener]
     }
 
     pub fn source(&self) -> SourceAddress {
@@ -419,6 +494,16 @@ impl TestHub {
     /// Delay before each reply.
     pub fn latency(&self, latency: Duration) {
         *self.state.latency.lock().unwrap() = latency;
+    }
+
+    /// Adds a random time up to this to each delay.
+    pub fn jitter(&self, most: Duration) {
+        self.state.jitter.lock().unwrap().1 = most;
+    }
+
+    /// What went over the link since this was last asked, if it has a total rate.
+    pub fn link(&self) -> Link {
+        std::mem::take(&mut *self.state.link.lock().unwrap())
     }
 
     /// Makes all signatures given out so far worthless.

@@ -257,9 +257,19 @@ pub async fn send(
     if let Some(fault) = fault {
         match fault {
             Fault::Hang => return hold(stream).await,
+            Fault::Vanish => return Ok(false),
+            Fault::Garbage(bytes) => {
+                stream.write_all(&bytes).await?;
+                stream.shutdown().await?;
+                return Ok(false);
+            }
             Fault::DelayMs(ms) => sleep(Duration::from_millis(ms)).await,
             fault => disturb(fault, request, &mut reply, &mut plan),
         }
+    }
+    if request.header("connection") == Some("close") && matches!(plan.end, End::Keep) {
+        reply.set("Connection", "close");
+        plan.end = End::Close;
     }
     if plan.chunked {
         plan.declared = None;
@@ -377,7 +387,7 @@ fn disturb(fault: Fault, request: &Request, reply: &mut Reply, plan: &mut Plan) 
             }
         }
         Fault::Gzip => reply.set("Content-Encoding", "gzip"),
-        Fault::Hang | Fault::DelayMs(_) => {}
+        Fault::Hang | Fault::DelayMs(_) | Fault::Vanish | Fault::Garbage(_) => {}
     }
 }
 

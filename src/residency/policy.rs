@@ -1,0 +1,402 @@
+//! Which expert goes when there is no room: policies behind one trait, so that measurement may choose.
+//!
+//! A policy orders what is held; it does not hold it. Whoever does tells it of every use and asks it who goes.
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::collections::HashMap;
+use std::collections::VecDeque;
+
+use lru::LruCache;
+
+use crate::terms::ExpertKey;
+
+/// Sweeps after which a use counts half, for [`policies`]' LFU.
+const HALF_LIFE: f64 = 64.0;
+/// The part of a cache that newcomers share, for S3-FIFO: one tenth, as in its paper.
+const SMALL_PART: usize = 10;
+/// Uses that S3-FIFO counts up to.
+const USES_MAX: u8 = 3;
+
+/// An order in which experts go.
+pub trait Policy {
+    /// As people say it.
+    fn name(&self) -> &'static str;
+    /// An expert that is held was used.
+    fn used(&mut self, key: ExpertKey);
+    /// An expert is held from now on, and used.
+    fn inserted(&mut self, key: ExpertKey);
+    /// Names the expert that goes, which is then no longer held; `None` if none is held.
+    fn evict(&mut self) -> Option<ExpertKey>;
+    /// A layer is over that has used these experts, in order, held or not.
+    fn end_of_layer(&mut self, _used: &[ExpertKey]) {}
+    /// A sweep is over that has used these experts, in order of layer and expert, held or not.
+    fn end_of_sweep(&mut self, used: &[ExpertKey]);
+}
+
+/// All policies, for a cache of so many experts.
+pub fn policies(capacity: usize) -> Vec<Box<dyn Policy>> {
+    vec![
+        Box::new(Lru::new()),
+        Box::new(Lfu::new()),
+        Box::new(LeastStale::default()),
+        Box::new(S3Fifo::new(capacity)),
+    ]
+}
+
+/// The one used longest ago goes. This is what the store does.
+#[derive(Debug)]
+pub struct Lru(LruCache<ExpertKey, ()>);
+
+impl Lru {
+    /// Holds nothing yet.
+    pub fn new() -> Lru {
+        Lru(LruCache::unbounded())
+    }
+}
+
+impl Default for Lru {
+    fn default() -> Self {
+        Lru::new()
+    }
+}
+
+impl Policy for Lru {
+    fn name(&self) -> &'static str {
+        "LRU"
+    }
+
+    fn used(&mut self, key: ExpertKey) {
+        self.0.promote(&key);
+    }
+
+    fn inserted(&mut self, key: ExpertKey) {
+        self.0.push(key, ());
+    }
+
+    fn evict(&mut self) -> Option<ExpertKey> {
+        self.0.pop_lru().map(|(key, ())| key)
+    }
+
+    fn end_of_layer(&mut self, used: &[ExpertKey]) {
+        for key in used {
+            self.0.promote(key);
+        }
+    }
+
+    fn end_of_sweep(&mut self, used: &[ExpertKey]) {
+        self.end_of_layer(used);
+    }
+}
+
+/// The one used least often goes, where a use counts half after [`HALF_LIFE`] sweeps. It remembers
+/// what has gone: an expert that returns has not lost its past.
+///
+/// What halves for all alike changes no order: a use in sweep `t` is worth 2^(t / half-life) for
+/// ever, kept as a logarithm since it outgrows any number.
+#[derive(Debug, Default)]
+struct Lfu {
+    sweep: u32,
+    /// log2 of the worth, of every expert ever used.
+    worth: HashMap<ExpertKey, f64>,
+    held: BTreeSet<(Ordered, ExpertKey)>,
+}
+
+/// A finite number, never below zero, in an order that sets can use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Ordered(u64);
+
+impl Ordered {
+    fn new(value: f64) -> Ordered {
+        // The bits of numbers from zero upwards are in the numbers' order.
+        Ordered(value.max(0.0).to_bits())
+    }
+}
+
+impl Lfu {
+    fn new() -> Lfu {
+        Lfu::default()
+    }
+
+    fn count(&mut self, key: ExpertKey) -> Ordered {
+        let now = f64::from(self.sweep) / HALF_LIFE;
+        let worth = self.worth.entry(key).or_insert(f64::NEG_INFINITY);
+        // log2(2^worth + 2^now), without either power.
+        let (high, low) = (worth.max(now), worth.min(now));
+        *worth = high + (low - high).exp2().ln_1p() / std::f64::consts::LN_2;
+        Ordered::new(*worth)
+    }
+}
+
+impl Policy for Lfu {
+    fn name(&self) -> &'static str {
+        "LFU, decaying"
+    }
+
+    fn used(&mut self, key: ExpertKey) {
+        if let Some(worth) = self.worth.get(&key) {
+            self.held.remove(&(Ordered::new(*worth), key));
+        }
+        let worth = self.count(key);
+        self.held.insert((worth, key));
+    }
+
+    fn inserted(&mut self, key: ExpertKey) {
+        let worth = self.count(key);
+        self.held.insert((worth, key));
+    }
+
+    fn evict(&mut self) -> Option<ExpertKey> {
+        self.held.pop_first().map(|(_, key)| key)
+    }
+
+    fn end_of_sweep(&mut self, _: &[ExpertKey]) {
+        self.sweep += 1;
+    }
+}
+
+/// Of the experts whose last sweep is longest ago, the one whose layer comes again last goes: right
+/// after a layer was computed, its own turn is a whole sweep away. Plain LRU evicts in a scan exactly
+/// what comes next.
+#[derive(Debug, Default)]
+struct LeastStale {
+    sweep: u64,
+    layer: u16,
+    last: HashMap<ExpertKey, u64>,
+    held: BTreeMap<u64, BTreeSet<ExpertKey>>,
+}
+
+impl LeastStale {
+    fn remove(&mut self, key: ExpertKey) {
+        if let Some(sweep) = self.last.remove(&key)
+            && let Some(of_sweep) = self.held.get_mut(&sweep)
+        {
+            of_sweep.remove(&key);
+            if of_sweep.is_empty() {
+                self.held.remove(&sweep);
+            }
+        }
+    }
+}
+
+impl Policy for LeastStale {
+    fn name(&self) -> &'static str {
+        "least stale"
+    }
+
+    fn used(&mut self, key: ExpertKey) {
+        self.remove(key);
+        self.inserted(key);
+    }
+
+    fn inserted(&mut self, key: ExpertKey) {
+        self.layer = key.layer;
+        self.last.insert(key, self.sweep);
+        self.held.entry(self.sweep).or_default().insert(key);
+    }
+
+    fn evict(&mut self) -> Option<ExpertKey> {
+        let (_, oldest) = self.held.first_key_value()?;
+        let end = ExpertKey {
+            layer: self.layer,
+            expert: u16::MAX,
+        };
+        // Behind us, the nearest layer; if all lie ahead, the farthest.
+        let key = oldest
+            .range(..=end)
+            .next_back()
+            .or(oldest.last())
+            .copied()?;
+        self.remove(key);
+        Some(key)
+    }
+
+    fn end_of_sweep(&mut self, _: &[ExpertKey]) {
+        self.sweep += 1;
+    }
+}
+
+/// Three queues, first in, first out: newcomers pass a small one and reach the large one only if
+/// they are used again there, or come back soon after they have gone.
+///
+/// Source: "FIFO queues are all you need for cache eviction", SOSP 2023, section 4.
+#[derive(Debug)]
+struct S3Fifo {
+    capacity: usize,
+    uses: HashMap<ExpertKey, u8>,
+    small: VecDeque<ExpertKey>,
+    main: VecDeque<ExpertKey>,
+    /// Gone from `small`, by name alone; as many as `main` may hold.
+    ghost: LruCache<ExpertKey, ()>,
+}
+
+impl S3Fifo {
+    fn new(capacity: usize) -> S3Fifo {
+        S3Fifo {
+            capacity,
+            uses: HashMap::new(),
+            small: VecDeque::new(),
+            main: VecDeque::new(),
+            ghost: LruCache::unbounded(),
+        }
+    }
+
+    fn small_max(&self) -> usize {
+        (self.capacity / SMALL_PART).max(1)
+    }
+
+    /// One that was used again moves on; the first that was not goes.
+    fn newcomer_out(&mut self) -> Option<ExpertKey> {
+        while let Some(key) = self.small.pop_front() {
+            if self.uses.get(&key).is_some_and(|&uses| uses > 0) {
+                self.uses.insert(key, 0);
+                self.main.push_back(key);
+                continue;
+            }
+            self.uses.remove(&key);
+            self.ghost.push(key, ());
+            while self.ghost.len() > self.capacity.saturating_sub(self.small_max()) {
+                self.ghost.pop_lru();
+            }
+            return Some(key);
+        }
+        None
+    }
+
+    /// One that was used again goes round once more for each use.
+    fn resident_out(&mut self) -> Option<ExpertKey> {
+        while let Some(key) = self.main.pop_front() {
+            match self.uses.get_mut(&key) {
+                Some(uses) if *uses > 0 => {
+                    *uses -= 1;
+                    self.main.push_back(key);
+                }
+                _ => {
+                    self.uses.remove(&key);
+                    return Some(key);
+                }
+            }
+        }
+        None
+    }
+}
+
+impl Policy for S3Fifo {
+    fn name(&self) -> &'static str {
+        "S3-FIFO"
+    }
+
+    fn used(&mut self, key: ExpertKey) {
+        if let Some(uses) = self.uses.get_mut(&key) {
+            *uses = (*uses + 1).min(USES_MAX);
+        }
+    }
+
+    fn inserted(&mut self, key: ExpertKey) {
+        self.uses.insert(key, 0);
+        if self.ghost.pop(&key).is_some() {
+            self.main.push_back(key);
+        } else {
+            self.small.push_back(key);
+        }
+    }
+
+    fn evict(&mut self) -> Option<ExpertKey> {
+        if self.small.len() >= self.small_max() || self.main.is_empty() {
+            self.newcomer_out().or_else(|| self.resident_out())
+        } else {
+            self.resident_out()
+        }
+    }
+
+    fn end_of_sweep(&mut self, _: &[ExpertKey]) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(layer: u16, expert: u16) -> ExpertKey {
+        ExpertKey { layer, expert }
+    }
+
+    #[test]
+    fn everyone_names_each_expert_it_was_given_once() {
+        for mut policy in policies(40) {
+            for n in 0..40 {
+                policy.inserted(key(n % 5, n));
+            }
+            for n in (0..40).step_by(3) {
+                policy.used(key(n % 5, n));
+            }
+            policy.end_of_sweep(&[]);
+            let mut gone: Vec<_> = std::iter::from_fn(|| policy.evict()).collect();
+            assert_eq!(gone.len(), 40, "{}", policy.name());
+            gone.sort_unstable();
+            gone.dedup();
+            assert_eq!(gone.len(), 40, "{}", policy.name());
+        }
+    }
+
+    #[test]
+    fn frequency_fades() {
+        let mut lfu = Lfu::new();
+        for n in [1, 2, 3] {
+            lfu.inserted(key(0, n));
+        }
+        for _ in 0..3 {
+            lfu.used(key(0, 1));
+        }
+        lfu.used(key(0, 2));
+        assert_eq!(lfu.evict(), Some(key(0, 3)));
+        // Four uses long ago are worth less than two now.
+        for _ in 0..200 {
+            lfu.end_of_sweep(&[]);
+        }
+        lfu.used(key(0, 2));
+        assert_eq!(lfu.evict(), Some(key(0, 1)));
+        // One that comes back has kept what it was worth.
+        lfu.inserted(key(0, 3));
+        lfu.inserted(key(0, 4));
+        assert_eq!(lfu.evict(), Some(key(0, 4)));
+    }
+
+    #[test]
+    fn the_layer_just_done_goes_before_the_one_that_comes() {
+        let mut stale = LeastStale::default();
+        for layer in 0..4 {
+            stale.inserted(key(layer, 7));
+        }
+        stale.end_of_sweep(&[]);
+        stale.inserted(key(1, 8));
+        assert_eq!(stale.evict(), Some(key(1, 7)));
+        assert_eq!(stale.evict(), Some(key(0, 7)));
+        assert_eq!(stale.evict(), Some(key(3, 7)));
+        assert_eq!(stale.evict(), Some(key(2, 7)));
+        assert_eq!(stale.evict(), Some(key(1, 8)));
+    }
+
+    #[test]
+    fn a_scan_does_not_wash_out_what_is_used_again() {
+        let mut s3 = S3Fifo::new(20);
+        for n in 0..10 {
+            s3.inserted(key(0, n));
+            s3.used(key(0, n));
+        }
+        for n in 100..150 {
+            if n >= 110 {
+                // It is full.
+                let gone = s3.evict().unwrap();
+                assert!(gone.expert >= 100, "{gone}");
+            }
+            s3.inserted(key(0, n));
+        }
+        while s3.small.contains(&key(0, 148)) {
+            let gone = s3.evict().unwrap();
+            assert!(gone.expert >= 100, "{gone}");
+        }
+        // Who returns soon after it has gone stays.
+        s3.inserted(key(0, 148));
+        assert!(s3.main.contains(&key(0, 148)));
+    }
+}
