@@ -15,6 +15,7 @@ use clap::Subcommand;
 pub(crate) use self::bench::Bench;
 pub(crate) use self::cache::CacheImport;
 pub(crate) use self::cache::CacheManifest;
+pub(crate) use self::cache::ScrubArgs;
 pub(crate) use self::doctor::DoctorArgs;
 pub(crate) use self::simulate::CacheSimulate;
 use self::values::budget;
@@ -441,6 +442,8 @@ pub(crate) struct Serve {
     /// Connections at once [default: 4096, or what the system's limit on open files leaves]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..), help_heading = "Server")]
     pub max_connections: Option<u16>,
+    #[command(flatten)]
+    pub scrub: ScrubArgs,
 }
 
 /// `share`.
@@ -476,6 +479,8 @@ pub(crate) struct Share {
     /// Secret that clients must name, as in --hub http://:SECRET@host:8090; needed beyond loopback
     #[arg(long, help_heading = "Server")]
     pub token: Option<String>,
+    #[command(flatten)]
+    pub scrub: ScrubArgs,
 }
 
 /// `plan`.

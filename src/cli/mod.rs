@@ -29,6 +29,7 @@ mod plan;
 mod prefix;
 mod report;
 mod screen;
+mod scrub;
 mod serve;
 mod session;
 mod sessions;

@@ -265,7 +265,13 @@ pub(super) fn look(args: &StoreArgs) -> Result<Store, CliError> {
     })?)
 }
 
-/// Free bytes of the disk that a folder lies or will lie on, and the reserve it has by default.
+/// Free bytes of the disk that a folder lies or will lie on.
+pub(super) fn free(folder: &Path) -> Option<u64> {
+    let found = folder.ancestors().find_map(|f| rustix::fs::statvfs(f).ok());
+    found.map(|s| s.f_bavail.saturating_mul(s.f_frsize))
+}
+
+/// The same, and the reserve it has by default.
 fn disk(folder: &Path) -> (u64, u64) {
     let found = folder.ancestors().find_map(|f| rustix::fs::statvfs(f).ok());
     let (free, total) = found.map_or((0, 0), |s| {

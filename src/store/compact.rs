@@ -25,6 +25,7 @@ use super::lock;
 use super::recover;
 use super::table::Level;
 use super::table::Subject;
+use super::table::Table;
 
 /// A log may have so many lines more than twice those that are live: rewriting it is no use for less.
 const SLACK: u64 = 256;
@@ -46,23 +47,30 @@ impl DigestLog {
     ///
     /// If the disk refuses; then the old log is as good as ever.
     fn shorten(&self, keep: &dyn Fn(&Subject, Level) -> bool) -> io::Result<bool> {
+        // Nobody may append to what is about to lose its name. Who only asks need not wait for the
+        // new log to be synced: until then the old lines are as true.
         let mut tail = lock(&self.tail);
-        let mut guard = lock(&self.table);
-        self.refresh(&mut guard)?;
-        let Some(table) = guard.as_ref() else {
-            return Ok(false);
+        let text = {
+            let mut guard = lock(&self.table);
+            self.refresh(&mut guard)?;
+            let Some(table) = guard.as_ref() else {
+                return Ok(false);
+            };
+            let limit = table.live(keep) * 2 + SLACK;
+            self.look_at.store(limit, Ordering::Relaxed);
+            if table.lines() <= limit {
+                return Ok(false);
+            }
+            table.rewritten(keep)?
         };
-        let limit = table.live(keep) * 2 + SLACK;
-        self.look_at.store(limit, Ordering::Relaxed);
-        if table.lines() <= limit {
-            return Ok(false);
-        }
-        let text = table.rewritten(keep)?;
         // Whatever becomes of it, what is open may no longer be what has the name.
         tail.file = None;
         tail.broken = false;
-        *guard = None;
         write_file(&*self.disk, &self.path, text.as_bytes())?;
+        let mut short = Table::default();
+        short.file = self.disk.facts(&self.path)?.id;
+        short.read_to = short.replay(text.as_bytes()) as u64;
+        *lock(&self.table) = Some(short);
         Ok(true)
     }
 }

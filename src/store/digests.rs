@@ -6,6 +6,7 @@ use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::Mutex;
+use std::sync::MutexGuard;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
@@ -34,7 +35,8 @@ enum Pending {
 
 #[derive(Debug, Default)]
 pub(super) struct Tail {
-    pub(super) file: Option<Box<dyn DiskFile>>,
+    /// Shared, so that it can be synced while others append to it.
+    pub(super) file: Option<Arc<dyn DiskFile>>,
     /// Which file that is.
     id: u64,
     /// An append failed and may have left half a line.
@@ -119,7 +121,22 @@ impl DigestLog {
     /// Writes lines, each for a file that is about to be published or was compared just now. Returns
     /// the number of the last one.
     pub(super) fn append(&self, lines: &[Line<'_>]) -> io::Result<u64> {
-        let mut tail = lock(&self.tail);
+        self.append_behind(lock(&self.tail), lines)
+    }
+
+    /// The same, unless another thread is at the log: then nothing is written, and nobody waits.
+    pub(super) fn append_if_free(&self, lines: &[Line<'_>]) {
+        if let Ok(tail) = self.tail.try_lock() {
+            // Whoever may do without these lines may do without them on a disk that refuses.
+            let _ = self.append_behind(tail, lines);
+        }
+    }
+
+    fn append_behind(
+        &self,
+        mut tail: MutexGuard<'_, Tail>,
+        lines: &[Line<'_>],
+    ) -> io::Result<u64> {
         let mut text = String::new();
         let mut n = tail.next;
         for line in lines {
@@ -150,10 +167,8 @@ impl DigestLog {
     /// Says that everything so far is to be looked at again before it is used.
     pub(super) fn mark_unclean(&self) -> io::Result<()> {
         let text = Mark::Unclean.written()?;
-        let mut tail = lock(&self.tail);
-        self.write(&mut tail, text)?;
-        tail.file.as_ref().map_or(Ok(()), |file| file.sync())?;
-        drop(tail);
+        self.write(&mut lock(&self.tail), text)?;
+        self.sync_tail()?;
         let mut table = lock(&self.table);
         self.refresh(&mut table)
     }
@@ -168,6 +183,13 @@ impl DigestLog {
         self.write(&mut lock(&self.tail), text)?;
         let mut table = lock(&self.table);
         self.refresh(&mut table)
+    }
+
+    /// Makes what was written safe from a power loss. The lock is not held meanwhile: who appends
+    /// must not wait for a disk to sync.
+    fn sync_tail(&self) -> io::Result<()> {
+        let file = lock(&self.tail).file.clone();
+        file.map_or(Ok(()), |file| file.sync())
     }
 
     fn write(&self, tail: &mut Tail, text: String) -> io::Result<()> {
@@ -192,14 +214,15 @@ impl DigestLog {
         written
     }
 
-    fn open_tail(&self) -> io::Result<Box<dyn DiskFile>> {
-        match self.disk.open(&self.path, How::Append) {
+    fn open_tail(&self) -> io::Result<Arc<dyn DiskFile>> {
+        let opened = match self.disk.open(&self.path, How::Append) {
             Err(e) if e.kind() == io::ErrorKind::IsADirectory => {
                 remove_any(&*self.disk, &self.path)?;
                 self.disk.open(&self.path, How::Append)
             }
             other => other,
-        }
+        };
+        opened.map(Arc::from)
     }
 
     /// Says under which name the file of line `n` was published, or that it was not.
@@ -216,15 +239,14 @@ impl DigestLog {
             return Ok(0);
         }
         let done = self.sync_files(&files).and_then(|()| {
-            let mut tail = lock(&self.tail);
-            tail.file.as_ref().map_or(Ok(()), |file| file.sync())?;
+            self.sync_tail()?;
             if upto == 0 {
                 return Ok(());
             }
             let by = self.by.clone();
             let mark = Mark::Synced { by, n: upto };
-            self.write(&mut tail, mark.written()?)?;
-            tail.file.as_ref().map_or(Ok(()), |file| file.sync())
+            self.write(&mut lock(&self.tail), mark.written()?)?;
+            self.sync_tail()
         });
         if done.is_err() {
             let mut tail = lock(&self.tail);

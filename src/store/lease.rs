@@ -153,8 +153,9 @@ impl Lease {
                 source: "disk",
                 checked: true,
             };
-            // If this is not kept, the entry is compared once more after the next start.
-            let _ = log.append(&[line]);
+            // If this is not kept, the entry is compared once more after the next start. A token
+            // does not wait for whoever is at the log.
+            log.append_if_free(&[line]);
         }
         lock(&entry.inner().state).index.set_checked(entry.id);
         Ok(())

@@ -1,7 +1,6 @@
 //! Comparing what is stored with its digests: all of it, a sample, or a little whenever there is time.
 
 use std::io;
-use std::ops::Bound;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::path::PathBuf;
@@ -150,11 +149,13 @@ impl ModelStore {
     }
 
     fn next_expert(&self, after: Option<ExpertKey>) -> Option<ExpertKey> {
-        let keys: std::collections::BTreeSet<_> =
-            self.experts().into_iter().map(|(key, _)| key).collect();
-        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let next = keys.range((from, Bound::Unbounded)).next();
-        next.or_else(|| keys.first()).copied()
+        let state = lock(&self.store().inner.state);
+        let keys = || {
+            let entries = state.index.of_model(self.record().id);
+            entries.map(|(id, _)| id.key)
+        };
+        let next = keys().filter(|key| after.is_none_or(|after| *key > after));
+        next.min().or_else(|| keys().min())
     }
 
     /// Everything of this model that should have a digest, in the order in which it lies on disk.

@@ -1,10 +1,12 @@
-//! `cache manifest` and `cache import`.
+//! `cache manifest` and `cache import`, and what serving does for the store.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 
 use super::StoreArgs;
+use super::values::span;
 
 /// `cache manifest`.
 #[derive(Args, Clone, Debug)]
@@ -51,4 +53,13 @@ pub(crate) struct CacheImport {
     /// One JSON object on stdout at the end, and no other text there
     #[arg(long, help_heading = "Output")]
     pub json: bool,
+}
+
+/// What is done for the store while nobody asks for anything.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct ScrubArgs {
+    /// When nothing was asked for so long, compare stored experts with their digests, one a second; 0
+    /// never does
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = span, help_heading = "Store")]
+    pub scrub: Duration,
 }

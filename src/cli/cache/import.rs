@@ -61,6 +61,7 @@ pub(super) fn import(args: &CacheImport, screen: &Arc<Screen>) -> Result<u8, Cli
     let opened = setup::open_in(&env, &model, true, &interrupt.flag(), screen)?.opened;
     let missing = opened.store.missing(&opened.layout);
     room(&missing, args, screen, &opened)?;
+    screen.tell_disk_of(opened.store.store().home());
     let mut done = Done::default();
     if !args.dry_run {
         match take_over(&opened, screen) {
