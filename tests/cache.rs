@@ -9,13 +9,19 @@
 
 #[path = "cache/damage.rs"]
 mod damage;
+#[path = "cache/full.rs"]
+mod full;
 #[path = "cache/import.rs"]
 mod import;
 #[path = "cache/manifest.rs"]
 mod manifest;
 mod program;
+#[path = "cache/scrub.rs"]
+mod scrub;
 #[path = "cache/stats.rs"]
 mod stats;
+#[path = "cache/ways.rs"]
+mod ways;
 
 use std::path::Path;
 use std::path::PathBuf;

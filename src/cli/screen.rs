@@ -79,8 +79,9 @@ impl Room {
         let due = self.asked.is_none_or(|asked| asked.elapsed() >= ROOM_EVERY);
         if let Some(folder) = self.folder.as_ref().filter(|_| due) {
             self.asked = Some(Instant::now());
-            self.told = setup::free(folder)
-                .map_or_else(String::new, |free| format!(", {} of disk left", Bytes(free)));
+            self.told = setup::free(folder).map_or_else(String::new, |free| {
+                format!(", {} of disk left", Bytes(free))
+            });
         }
         &self.told
     }

@@ -109,6 +109,7 @@ pub(super) fn open_for(
     let repo = repo(args, &sources)?;
     sources.extend(hf_cache(env, &repo));
     let store = store(&args.store, env, remember)?;
+    tell(&store, screen);
     let hub = hub(args, env, sources, offline, screen)?;
     // A folder that was named, or the demo's own hub; not a cache that others left here, which may
     // lag behind what the store already has.
@@ -251,6 +252,12 @@ fn store(args: &StoreArgs, env: &Env, remember: Remember) -> Result<Store, CliEr
         store.remember(chosen, reserve_set)?;
     }
     Ok(store)
+}
+
+/// Has the person told what a store finds out behind everybody's back.
+pub(super) fn tell(store: &Store, screen: &Arc<Screen>) {
+    let screen = Arc::clone(screen);
+    store.on_notice(move |text| screen.note(text));
 }
 
 /// Opens the store to look at it: looking may not evict, whatever budget was last set.

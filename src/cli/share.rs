@@ -127,6 +127,7 @@ fn shared(args: &Share, interrupt: &Interrupt, screen: &Arc<Screen>) -> Result<S
     };
     // Sharing reads; it may not evict.
     let store = setup::look(&args.store)?;
+    setup::tell(&store, screen);
     let opened = Opened::open(&store, None, &request, interrupt.flag(), screen.as_ref())?;
     Ok(Shared {
         store: Some(opened.store.clone()),

@@ -29,8 +29,8 @@ use super::disk::read_file;
 use super::disk::read_vec;
 use super::disk::remove_any;
 use super::disk::write_file;
+use super::error::Damage;
 use super::error::StoreError;
-use super::lock;
 use super::model::is_plain;
 use super::table::Known;
 use super::table::Level;
@@ -190,7 +190,15 @@ impl ModelStore {
             return Ok(true);
         }
         remove_any(disk, &place.path).map_err(failed)?;
-        lock(&self.store().inner.state).stats.damaged += 1;
+        let damage = match (facts.kind, facts.len == len) {
+            (Kind::File, true) => Damage::Unknown,
+            (Kind::File, false) => Damage::Length {
+                expected: len,
+                actual: facts.len,
+            },
+            _ => Damage::NotAFile,
+        };
+        self.store().inner.damaged(&place.path, &damage);
         Ok(false)
     }
 }

@@ -132,11 +132,7 @@ impl DigestLog {
         }
     }
 
-    fn append_behind(
-        &self,
-        mut tail: MutexGuard<'_, Tail>,
-        lines: &[Line<'_>],
-    ) -> io::Result<u64> {
+    fn append_behind(&self, mut tail: MutexGuard<'_, Tail>, lines: &[Line<'_>]) -> io::Result<u64> {
         let mut text = String::new();
         let mut n = tail.next;
         for line in lines {

@@ -428,7 +428,7 @@ impl EntryRef {
     pub(super) fn damaged(&self, damage: Damage) -> StoreError {
         let path = self.path();
         self.inner().discard(self.id, &path);
-        lock(&self.inner().state).stats.damaged += 1;
+        self.inner().damaged(&path, &damage);
         StoreError::Damaged { path, damage }
     }
 

@@ -68,6 +68,7 @@ mod ledger;
 mod lookups;
 mod manifest;
 mod model;
+mod notice;
 mod quick;
 mod recover;
 mod settings;
@@ -197,6 +198,7 @@ struct Inner {
     /// Locked as long as this process lives; `None` if it could not be made because the disk is
     /// full, and then nothing is ever written.
     life_line: Option<Box<dyn DiskFile>>,
+    listener: OnceLock<notice::Listener>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -217,6 +219,8 @@ struct State {
     /// By model and layer.
     lookups: BTreeMap<(u32, u16), Lookups>,
     stats: StoreStats,
+    /// Whoever listens was told of damage.
+    told_damage: bool,
 }
 
 /// An expert on its way: empty until its slot is filled or dropped. `None` inside means that nobody
@@ -338,12 +342,6 @@ impl State {
     fn tick(&mut self, now: u64) -> u64 {
         self.clock = now.max(self.clock.saturating_add(1));
         self.clock
-    }
-
-    fn trouble(&mut self, why: impl FnOnce() -> String) {
-        if self.stats.trouble.is_none() {
-            self.stats.trouble = Some(why());
-        }
     }
 }
 

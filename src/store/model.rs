@@ -16,8 +16,8 @@ use super::Store;
 use super::budget::GATE_WAIT;
 use super::disk::read_file;
 use super::disk::write_file;
+use super::error::Damage;
 use super::error::StoreError;
-use super::lock;
 use super::recover::model_name;
 use super::settings::Settings;
 use super::table::Known;
@@ -123,8 +123,8 @@ impl ModelStore {
         };
         // Earlier versions recorded no digest of it.
         let told = self.told(&Subject::File(SOURCE.into()))?;
-        if told.is_some_and(|known| !is_of(&bytes, &known)) {
-            self.remove_small(&path)?;
+        if let Some(damage) = told.and_then(|known| unlike(&bytes, &known)) {
+            self.remove_small(&path, &damage)?;
             return Ok(None);
         }
         let record = serde_json::from_slice::<SourceRecord>(&bytes).ok();
@@ -146,10 +146,11 @@ impl ModelStore {
             return Ok(None);
         };
         let told = self.told(&subject)?;
-        if told.is_some_and(|known| is_of(&bytes, &known)) {
+        let damage = told.map_or(Some(Damage::Unknown), |known| unlike(&bytes, &known));
+        let Some(damage) = damage else {
             return Ok(Some(bytes));
-        }
-        self.remove_small(&path)?;
+        };
+        self.remove_small(&path, &damage)?;
         Ok(None)
     }
 
@@ -157,7 +158,7 @@ impl ModelStore {
     fn read_small(&self, path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
         match read_file(&*self.store.inner.disk, path) {
             Err(e) if e.kind() == io::ErrorKind::IsADirectory => {
-                self.remove_small(path)?;
+                self.remove_small(path, &Damage::NotAFile)?;
                 Ok(None)
             }
             other => other.map_err(|e| StoreError::io("read", path, e)),
@@ -165,10 +166,10 @@ impl ModelStore {
     }
 
     /// What is damaged is as good as missing: the caller fetches it again.
-    fn remove_small(&self, path: &Path) -> Result<(), StoreError> {
+    fn remove_small(&self, path: &Path, damage: &Damage) -> Result<(), StoreError> {
         let removed = super::disk::remove_any(&*self.store.inner.disk, path);
         removed.map_err(|e| StoreError::io("remove", path, e))?;
-        lock(&self.store.inner.state).stats.damaged += 1;
+        self.store.inner.damaged(path, damage);
         Ok(())
     }
 
@@ -275,8 +276,14 @@ pub(super) fn is_plain(name: &str) -> bool {
     name.len() <= 512 && name.split('/').all(part)
 }
 
-fn is_of(bytes: &[u8], known: &Known) -> bool {
-    known.length == bytes.len() as u64 && known.sha256 == digest_of(bytes)
+/// In what `bytes` differ from what is known of them.
+fn unlike(bytes: &[u8], known: &Known) -> Option<Damage> {
+    let (expected, actual) = (known.length, bytes.len() as u64);
+    if actual != expected {
+        return Some(Damage::Length { expected, actual });
+    }
+    let (expected, actual) = (known.sha256, digest_of(bytes));
+    (actual != expected).then_some(Damage::Content { expected, actual })
 }
 
 pub(super) fn digest_of(bytes: &[u8]) -> Digest {

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::Condvar;
 use std::sync::Mutex;
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
@@ -196,11 +197,13 @@ pub(super) fn open(
             swept: 0,
             lookups: BTreeMap::new(),
             stats: StoreStats::default(),
+            told_damage: false,
         }),
         landed: Condvar::new(),
         open_leases: AtomicUsize::new(0),
         syncer,
         life_line: None,
+        listener: OnceLock::new(),
         disk,
         home,
     };
@@ -247,7 +250,7 @@ fn begin(inner: &mut Inner) -> Result<(), StoreError> {
         Ok(line) => inner.life_line = Some(line),
         // A full disk must not keep anybody from running what is installed.
         Err(e) if full(&e) => {
-            lock(&inner.state).trouble(|| format!("{}: the disk is full", home.display()));
+            inner.trouble(|| format!("{}: the disk is full", home.display()));
         }
         Err(source) => return Err(StoreError::Home { path: home, source }),
     }

@@ -64,27 +64,30 @@ impl Slot {
 
     /// Counts what became of the expert.
     pub(super) fn note(&self, kept: Result<(), NotKept>) -> Filled {
-        {
-            let mut state = lock(&self.entry.inner().state);
+        let inner = self.entry.inner();
+        let why = {
+            let mut state = lock(&inner.state);
             match kept {
                 Ok(()) => {
                     state.stats.kept += 1;
                     state.stats.kept_bytes += self.len;
+                    return Filled::Kept;
                 }
                 Err(why) => {
                     state.stats.not_kept += 1;
-                    if let NotKept::Full | NotKept::Disk(_) | NotKept::Reserve | NotKept::Busy = why
-                    {
-                        let home = self.entry.inner().home.display();
-                        state.trouble(|| format!("{home}: experts are not kept: {why}"));
-                    }
+                    why
                 }
             }
+        };
+        if let NotKept::Full | NotKept::Disk(_) | NotKept::Reserve | NotKept::Busy = why {
+            let home = inner.home.display();
+            inner.trouble(|| {
+                format!(
+                    "{home}: experts are not kept: {why}; they are used from memory, and fetched again when they are needed again"
+                )
+            });
         }
-        match kept {
-            Ok(()) => Filled::Kept,
-            Err(why) => Filled::NotKept(why),
-        }
+        Filled::NotKept(why)
     }
 
     fn keep(&mut self, bytes: &Bytes, sha256: Digest, source: &str) -> Result<(), NotKept> {

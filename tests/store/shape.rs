@@ -37,7 +37,10 @@ fn keys() -> impl Iterator<Item = ExpertKey> {
 }
 
 /// Does something and says how long it took.
-#[expect(clippy::print_stdout, reason = "its figures are what the test is run for")]
+#[expect(
+    clippy::print_stdout,
+    reason = "its figures are what the test is run for"
+)]
 fn timed<T>(what: &str, work: impl FnOnce() -> T) -> (T, Duration) {
     let began = Instant::now();
     let done = work();
