@@ -84,9 +84,11 @@ fn whatever_happens_to_a_file_verify_finds_it_and_the_next_fetch_brings_it_back(
         let home = home();
         let model = model_folder(home.path());
         let harmed = one_of_each(&model);
-        for (path, other) in &harmed {
-            let other = std::fs::read(other).unwrap();
-            harm_it(path, &other);
+        // Read before any is harmed: one's other may be the next to be.
+        let read = |(_, other): &(PathBuf, PathBuf)| std::fs::read(other).unwrap();
+        let others: Vec<Vec<u8>> = harmed.iter().map(read).collect();
+        for ((path, _), other) in harmed.iter().zip(&others) {
+            harm_it(path, other);
         }
         let found = cache(&["verify"], home.path());
         assert_eq!(found.code, 6, "{harm}: {}", found.stderr);
@@ -118,8 +120,10 @@ fn whatever_happens_to_a_file_verify_finds_it_and_the_next_fetch_brings_it_back(
 fn a_fetch_alone_brings_back_what_has_another_length_or_is_no_file() {
     for (harm, harm_it) in HARMS {
         let home = home();
-        for (path, other) in one_of_each(&model_folder(home.path())) {
-            let other = std::fs::read(other).unwrap();
+        let harmed = one_of_each(&model_folder(home.path()));
+        let read = |(_, other): &(PathBuf, PathBuf)| std::fs::read(other).unwrap();
+        let others: Vec<Vec<u8>> = harmed.iter().map(read).collect();
+        for ((path, _), other) in harmed.into_iter().zip(others) {
             let same_length = std::fs::metadata(&path).unwrap().len() == other.len() as u64;
             let rot =
                 matches!(harm, "a bit flipped" | "zeroed") || harm == "another's" && same_length;

@@ -52,7 +52,8 @@ fn a_disk_that_fills_up_is_told_once_and_the_answer_is_finished_from_memory() {
     };
     let home = folder.path().join("home");
     let mut kept = 0;
-    // The second run finds the disk as full as the first has left it.
+    // The second run finds the disk as full as the first has left it. Some of what was there may have
+    // made room for others since; nothing else may be missing.
     for round in 0..2 {
         let run = with("stream", &home, Path::new(FOLDER), &WHO);
         assert_eq!(run.code, 0, "round {round}: {}", run.stderr);
@@ -66,7 +67,6 @@ fn a_disk_that_fills_up_is_told_once_and_the_answer_is_finished_from_memory() {
         let (whole, other) = experts(&home);
         assert_eq!(other, Vec::<std::path::PathBuf>::new(), "round {round}");
         assert!(whole >= ROOM / 2, "round {round}: {whole} experts kept");
-        assert!(whole >= kept, "round {round}: {whole} after {kept}");
         kept = whole;
         let verified = cache(&["verify"], &home);
         assert_eq!(verified.code, 0, "round {round}: {}", verified.stderr);
