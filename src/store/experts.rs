@@ -228,14 +228,15 @@ impl ModelStore {
         }
     }
 
-    /// Whether an expert is on disk, without marking it used.
-    pub fn contains(&self, key: ExpertKey) -> bool {
+    /// Whether an expert of `len` bytes is on disk, without marking it used. One of another length is
+    /// damage, which the next [`ModelStore::lookup`] removes.
+    pub fn contains(&self, key: ExpertKey, len: u64) -> bool {
         let entry = self.entry(key);
-        if lock(&entry.store.inner.state).index.get(entry.id).is_some() {
-            return true;
+        if let Some(known) = lock(&entry.store.inner.state).index.get(entry.id) {
+            return known.len == len;
         }
         let found = entry.store.inner.disk.facts(&entry.path());
-        found.is_ok_and(|f| f.kind == Kind::File)
+        found.is_ok_and(|f| f.kind == Kind::File && f.len == len)
     }
 
     /// Marks experts used, all at one moment: call it at the end of a token with all that it used.

@@ -290,7 +290,7 @@ impl ModelStore {
                 let len = lens.find(|(p, _)| *p == part).map_or(0, |(_, len)| *len);
                 self.core_ready(part, len).is_some()
             }
-            Holder::Expert { key, .. } => self.contains(key),
+            Holder::Expert { key, .. } => self.contains(key, shards.expert_len),
             Holder::Rest => self.rest_ready(shard, stretch.range).is_some(),
         }
     }

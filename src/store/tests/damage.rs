@@ -198,7 +198,7 @@ fn a_scrub_finds_damage_one_expert_at_a_time() {
     }
     let expected = [(0, false), (1, false), (2, true), (3, false), (0, false)];
     assert_eq!(seen, expected);
-    assert!(!model.contains(key(2)));
+    assert!(!model.contains(key(2), LEN));
     assert_eq!(store.stats().damaged, 1);
 }
 
@@ -347,7 +347,7 @@ fn what_was_read_past_the_store_is_confirmed_or_condemned() {
     let rotten = model.lease(key(2), LEN).unwrap();
     let refused = rotten.confirm(&content(key(3))).unwrap_err();
     assert!(refused.refetch(), "{refused}");
-    assert!(!model.contains(key(2)), "removed");
+    assert!(!model.contains(key(2), LEN), "removed");
     let cut = model.lease(key(3), LEN).unwrap();
     assert!(cut.confirm(&content(key(3))[1..]).is_err());
 }
