@@ -104,7 +104,10 @@ fn a_store_in_the_shape_of_k3_opens_lists_checks_and_trims() {
     timed("touch 1,472", || made.touch(&token));
     let (trimmed, _) = timed("trim to half", || store.trim(ALL as u64 / 2 * LEN).unwrap());
     assert_eq!(trimmed.experts, ALL as u64 / 2);
-    assert!(token.iter().all(|key| made.contains(*key, LEN)), "used last");
+    assert!(
+        token.iter().all(|key| made.contains(*key, LEN)),
+        "used last"
+    );
     drop(made);
     timed("close", || drop(store));
     let log = |store: &Store| {
