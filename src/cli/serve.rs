@@ -11,6 +11,7 @@ use super::exit;
 use super::exit::CliError;
 use super::interrupt::Interrupt;
 use super::screen::Screen;
+use super::scrub::Scrub;
 use super::setup;
 use super::share::address;
 use crate::engine::Engine;
@@ -65,12 +66,20 @@ pub(super) fn command(args: &Serve, screen: &Arc<Screen>) -> Result<u8, CliError
     let journal = Journal::open(&home)?;
     server.keep(journal.clone(), Identity::of(&engine));
     server.keep_files(&home)?;
+    let (store, meter) = {
+        let opened = engine.opened();
+        (opened.store.clone(), Arc::clone(&opened.meter))
+    };
+    // Memory answers too: a server whose experts are all there is not idle.
+    let work = move || meter.counts().requested;
+    let scrub = Scrub::telling(screen, store, args.scrub.scrub, work);
     server.ready(engine)?;
     screen.note(&format!("{name} is ready; clients use the base URL {base}"));
     // Not the flag: a client that leaves raises it too, to end its generation.
     while !interrupt.asked() {
         std::thread::sleep(Duration::from_millis(50));
     }
+    drop(scrub);
     screen.note("stopping: what runs is finished or kept; once more ends at once");
     server.drain(GRACE, PATIENCE);
     server.stop();

@@ -109,6 +109,7 @@ pub(super) fn open_for(
     let repo = repo(args, &sources)?;
     sources.extend(hf_cache(env, &repo));
     let store = store(&args.store, env, remember)?;
+    tell(&store, screen);
     let hub = hub(args, env, sources, offline, screen)?;
     // A folder that was named, or the demo's own hub; not a cache that others left here, which may
     // lag behind what the store already has.
@@ -253,6 +254,12 @@ fn store(args: &StoreArgs, env: &Env, remember: Remember) -> Result<Store, CliEr
     Ok(store)
 }
 
+/// Has the person told what a store finds out behind everybody's back.
+pub(super) fn tell(store: &Store, screen: &Arc<Screen>) {
+    let screen = Arc::clone(screen);
+    store.on_notice(move |text| screen.note(text));
+}
+
 /// Opens the store to look at it: looking may not evict, whatever budget was last set.
 pub(super) fn look(args: &StoreArgs) -> Result<Store, CliError> {
     let home = home(args, &Env::read())?;
@@ -265,7 +272,13 @@ pub(super) fn look(args: &StoreArgs) -> Result<Store, CliError> {
     })?)
 }
 
-/// Free bytes of the disk that a folder lies or will lie on, and the reserve it has by default.
+/// Free bytes of the disk that a folder lies or will lie on.
+pub(super) fn free(folder: &Path) -> Option<u64> {
+    let found = folder.ancestors().find_map(|f| rustix::fs::statvfs(f).ok());
+    found.map(|s| s.f_bavail.saturating_mul(s.f_frsize))
+}
+
+/// The same, and the reserve it has by default.
 fn disk(folder: &Path) -> (u64, u64) {
     let found = folder.ancestors().find_map(|f| rustix::fs::statvfs(f).ok());
     let (free, total) = found.map_or((0, 0), |s| {
