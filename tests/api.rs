@@ -12,6 +12,8 @@ mod batches;
 mod clients;
 #[path = "api/hostile.rs"]
 mod hostile;
+#[path = "api/limit.rs"]
+mod limit;
 #[path = "api/outlive.rs"]
 mod outlive;
 #[path = "api/together.rs"]
