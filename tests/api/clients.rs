@@ -118,10 +118,10 @@ fn the_page_is_used_as_a_person_does() {
     // looked, which it does once a second.
     let home = tempfile::tempdir().unwrap();
     fetch_core(&hub(None), home.path());
-    let far = hub(Some("5ms"));
+    let far = hub(Some("2ms"));
     let url = far.url();
     let mut options = vec!["--model", deltafin::share::Embedded::REPO, "--hub", &url];
-    options.extend(["--reserve", "0", "--cache", "0", "--ram", "40MB"]);
+    options.extend(["--reserve", "0", "--cache", "0", "--ram", "36MB"]);
     let served = serve(home.path(), &options);
     node("page.mjs", &served, &[&pictures, browser]);
 }
