@@ -235,6 +235,12 @@ impl Engine {
         FetchLimit { max, used }
     }
 
+    /// Bytes a second that come over the network, lately.
+    pub fn fetch_rate(&self) -> u64 {
+        let hub = self.opened().hub.as_ref();
+        hub.map_or(0, |hub| hub.stats().bytes_per_s)
+    }
+
     /// Sets the limit of fetched bytes; whoever waits at a lower one goes on. `None` is no limit.
     pub fn set_fetch_limit(&self, max: Option<u64>) {
         if let Some(hub) = &self.opened().hub {

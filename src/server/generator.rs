@@ -208,6 +208,8 @@ pub struct Now {
     pub elapsed: f64,
     /// Seconds the last token took.
     pub last_token: Option<f64>,
+    /// Bytes a second over the network, lately.
+    pub bytes_per_s: u64,
     /// Everything moved since the model was opened: experts.
     pub experts: BySource,
     /// Everything moved since the model was opened: their bytes.

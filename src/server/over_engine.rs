@@ -203,6 +203,7 @@ impl Generator for Engine {
             max_tokens: progress.max_tokens,
             elapsed: progress.elapsed.as_secs_f64(),
             last_token: progress.last_sweep.map(|took| took.as_secs_f64()),
+            bytes_per_s: self.fetch_rate(),
             experts: by_source!(counts.experts),
             bytes: by_source!(counts.bytes),
         }

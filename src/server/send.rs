@@ -85,7 +85,7 @@ fn describe(now: &Now, limit: &Limit) -> String {
     };
     let write = write!(
         line,
-        ", layer {} of {}, {:.0} s; experts from memory {} disk {} peer {} hub {}, {} from the hub",
+        ", layer {} of {}, {:.0} s; experts from memory {} disk {} peer {} hub {}, {} from the hub, {}/s",
         now.layer + 1,
         now.layers,
         now.elapsed,
@@ -94,6 +94,7 @@ fn describe(now: &Now, limit: &Limit) -> String {
         now.experts.peer,
         now.experts.hub,
         crate::terms::Bytes(now.bytes.hub),
+        crate::terms::Bytes(now.bytes_per_s),
     );
     write.expect("a String takes all");
     if let Some(last) = now.last_token {
