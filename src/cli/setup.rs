@@ -25,6 +25,7 @@ use crate::residency::CoreChoice;
 use crate::residency::Demand;
 use crate::residency::OpenRequest;
 use crate::residency::Opened;
+use crate::residency::Share;
 use crate::residency::ram;
 use crate::share;
 use crate::store::Budget;
@@ -338,6 +339,49 @@ pub(super) fn engine(
     run: &RunArgs,
     screen: &Arc<Screen>,
 ) -> Result<Arc<Engine>, CliError> {
+    engine_within(opened, run, demand(run), screen)
+}
+
+/// The same for so many sequences at once, and states of earlier ones.
+pub(super) fn engine_of_many(
+    opened: Opened,
+    run: &RunArgs,
+    sequences: usize,
+    screen: &Arc<Screen>,
+) -> Result<Arc<Engine>, CliError> {
+    let demand = Demand {
+        sequences,
+        taking_turns: true,
+        ..demand(run)
+    };
+    engine_within(opened, run, demand, screen)
+}
+
+/// Memory for the states of running sequences, and for those of earlier texts: what the plan gave to
+/// states, and of what it gave to nobody a part.
+pub(super) fn state_memory(engine: &Engine) -> (u64, u64) {
+    let plan = engine.memory();
+    let states = plan.bytes(Share::Sequences);
+    let unused = match plan.budget {
+        Some(budget) => budget.saturating_sub(plan.total()),
+        // Nothing tells how much there is but what is free now.
+        None => super::env::memory_available(),
+    };
+    // A limit of fetched bytes has a sweep's states copied where it may break off.
+    let capped = engine.fetch_limit().max.is_some();
+    let running = states / 4 * 3 + unused / 2;
+    (
+        if capped { running / 2 } else { running },
+        states / 4 + unused / 8,
+    )
+}
+
+fn engine_within(
+    opened: Opened,
+    run: &RunArgs,
+    memory: Demand,
+    screen: &Arc<Screen>,
+) -> Result<Arc<Engine>, CliError> {
     let isa = match &run.isa {
         None => Isa::best(),
         Some(name) => Isa::available()
@@ -357,7 +401,7 @@ pub(super) fn engine(
         EngineOptions {
             isa,
             threads,
-            memory: demand(run),
+            memory,
         },
     )?;
     if let Some(file) = &run.trace {
@@ -379,6 +423,7 @@ pub(super) fn demand(run: &RunArgs) -> Demand {
         threads: 0,
         context: CONTEXT,
         sequences: 1,
+        taking_turns: false,
         core: match run.core {
             None => CoreChoice::Auto,
             Some(CoreArg::Mmap) => CoreChoice::Mapped,

@@ -20,6 +20,7 @@ use tokio::time::Instant;
 
 use super::error::ApiError;
 use super::generator::Generator;
+use super::generator::Limit;
 use super::generator::Now;
 use super::queue::News;
 use super::queue::Place;
@@ -44,7 +45,7 @@ impl Sending {
     /// What is awaited, for people.
     fn awaited(&self) -> String {
         match self.place.before() {
-            0 => describe(&self.generator.now()),
+            0 => describe(&self.generator.now(), &self.generator.limit()),
             1 => "waiting in line behind 1 request".to_owned(),
             n => format!("waiting in line behind {n} requests"),
         }
@@ -64,10 +65,18 @@ pub(super) fn lost() -> ApiError {
 }
 
 /// What a generator is doing, in a line.
-fn describe(now: &Now) -> String {
+fn describe(now: &Now, limit: &Limit) -> String {
     use std::fmt::Write as _;
     if !now.busy {
         return "about to begin".to_owned();
+    }
+    if now.paused {
+        let max = crate::terms::Bytes(limit.max_bytes.unwrap_or(limit.fetched_bytes));
+        return format!(
+            "paused: the limit of {max} fetched bytes is reached; the state is kept, {} of {} tokens of the prompt \
+             read, {} generated; it goes on from there with a higher max_bytes, POST /limits",
+            now.read, now.prompt, now.generated
+        );
     }
     let mut line = if now.generated == 0 {
         format!("reading the prompt, {} of {} tokens", now.read, now.prompt)
@@ -76,7 +85,7 @@ fn describe(now: &Now) -> String {
     };
     let write = write!(
         line,
-        ", layer {} of {}, {:.0} s; experts from memory {} disk {} peer {} hub {}, {} from the hub",
+        ", layer {} of {}, {:.0} s; experts from memory {} disk {} peer {} hub {}, {} from the hub, {}/s",
         now.layer + 1,
         now.layers,
         now.elapsed,
@@ -85,6 +94,7 @@ fn describe(now: &Now) -> String {
         now.experts.peer,
         now.experts.hub,
         crate::terms::Bytes(now.bytes.hub),
+        crate::terms::Bytes(now.bytes_per_s),
     );
     write.expect("a String takes all");
     if let Some(last) = now.last_token {
