@@ -81,7 +81,7 @@ def chat_both_ways():
 
 
 def random_prompts_both_ways():
-    random_asks.check(client, MODEL, int(os.environ.get("DELTAFIN_API_PROMPTS", "16")))
+    random_asks.check(client, MODEL, int(os.environ.get("DELTAFIN_API_PROMPTS", "8")))
 
 
 def seeds_tell_texts_apart():

@@ -103,6 +103,8 @@ const checks = {
 
   async "settings outlive the page, a key does not outlive its tab, and errors are shown"() {
     await settings({ Temperature: "0.35", "API key": "k" });
+    // A dialog tells of its end after it has ended.
+    await settle("settings are not kept", () => page.evaluate(() => (localStorage.getItem("deltafin") ?? "").includes("0.35")));
     await page.reload();
     await page.getByRole("button", { name: "Settings" }).click();
     assert.equal(await page.getByLabel("Temperature").inputValue(), "0.35");

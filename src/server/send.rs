@@ -129,13 +129,19 @@ pub(super) fn stream(sending: Sending) -> Response {
 
 /// The same, of a response that is made in the background: what was said from this frame on, then
 /// what is being said. Whoever leaves can come back.
-pub(super) fn follow(record: Arc<Record>, from: usize, heartbeat: Duration) -> Response {
+pub(super) fn follow(
+    record: Arc<Record>,
+    from: usize,
+    heartbeat: Duration,
+    generator: Option<Arc<dyn Generator>>,
+) -> Response {
     let watch = record.watch();
     let first = futures_util::stream::iter([Ok::<_, io::Error>(Bytes::from(comment(
         "in the background",
     )))]);
-    let rest = futures_util::stream::unfold(Some((record, watch, from)), move |state| async move {
-        let (record, mut watch, from) = state?;
+    let state = Some((record, watch, from, generator));
+    let rest = futures_util::stream::unfold(state, move |state| async move {
+        let (record, mut watch, from, generator) = state?;
         let grown = async {
             let grown = watch.wait_for(|(length, last)| *length > from || *last);
             grown.await.map(|grown| *grown)
@@ -143,8 +149,12 @@ pub(super) fn follow(record: Arc<Record>, from: usize, heartbeat: Duration) -> R
         let waited = tokio::time::timeout(heartbeat, grown).await;
         let (said, last) = match waited {
             Err(_) => {
-                let text = Bytes::from(comment("still at work"));
-                return Some((Ok(text), Some((record, watch, from))));
+                let at_work = generator.as_ref().map_or_else(
+                    || "still at work".to_owned(),
+                    |generator| describe(&generator.now(), &generator.limit()),
+                );
+                let text = Bytes::from(comment(&at_work));
+                return Some((Ok(text), Some((record, watch, from, generator))));
             }
             // The record holds the other side, so this cannot be; if it were, nothing more comes.
             Ok(Err(_)) => (from, true),
@@ -154,7 +164,7 @@ pub(super) fn follow(record: Arc<Record>, from: usize, heartbeat: Duration) -> R
         let mut frames = record.frames(from);
         frames.truncate(said.saturating_sub(from));
         let next = from + frames.len();
-        let state = (!last).then_some((record, watch, next));
+        let state = (!last).then_some((record, watch, next, generator));
         Some((Ok(Bytes::from(events(&frames))), state))
     });
     event_stream(Body::from_stream(futures_util::StreamExt::chain(

@@ -58,7 +58,7 @@ fn ran(command: &mut Command) {
 
 fn python(name: &str, served: &Served) {
     if let Some(folder) = environment("python") {
-        let prompts = setting("DELTAFIN_API_PROMPTS", 16).to_string();
+        let prompts = setting("DELTAFIN_API_PROMPTS", 8).to_string();
         ran(Command::new(folder.join("bin/python"))
             .arg(script(name))
             .arg(format!("http://{}", served.addr))
