@@ -13,10 +13,10 @@ export DELTAFIN_API_SLOW_SECONDS="${DELTAFIN_API_SLOW_SECONDS:-30}"
 export DELTAFIN_API_WATCHED_SECONDS="${DELTAFIN_API_WATCHED_SECONDS:-75}"
 export DELTAFIN_JOBS_KILLS="${DELTAFIN_JOBS_KILLS:-100}"
 export DELTAFIN_LOG_CUTS="${DELTAFIN_LOG_CUTS:-4000}"
+export DELTAFIN_SHAPE_LAYERS="${DELTAFIN_SHAPE_LAYERS:-92}"
 export DELTAFIN_KILLS="${DELTAFIN_KILLS:-200}"
 cargo test --release -- --nocapture "$@"
 cargo test --release --test tokenizer -- --ignored every_character
-cargo test --release --test store -- --ignored --nocapture in_the_shape_of_k3
 scripts/check-aarch64.sh
 scripts/miri.sh
 DELTAFIN_FUZZ_SECONDS=600 cargo test --release --lib fuzz_ -- --nocapture
@@ -31,4 +31,5 @@ target/release/deltafin fetch --home "$made/home" --reserve 0 --cache unlimited 
 scripts/throughput.py target/release/deltafin "$made/home" local/synthetic-k3-4gb --ram 1.27GB
 scripts/parity.sh
 cargo bench --bench link
+cargo bench --bench fetch -- --full
 cargo bench --bench kernels
