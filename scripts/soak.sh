@@ -21,5 +21,8 @@ for seed in 1 2 3 4 5; do
     DELTAFIN_CHAOS_SEED=$seed cargo test --release --test hub chaos -- --nocapture
 done
 scripts/parity.sh
+sweeps_home="$(mktemp -d)"
+scripts/sweeps.py target/release/deltafin --home "$sweeps_home" --ways disk,hub --hold
+rm -r "$sweeps_home"
 cargo bench --bench link
 cargo bench --bench kernels

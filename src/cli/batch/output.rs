@@ -16,6 +16,9 @@ use serde_json::Value;
 
 use crate::cli::exit::CliError;
 
+/// What every line begins with.
+const BEGINNING: &[u8] = b"{\"id\":\"batch_req_";
+
 /// The output file, owned by this process.
 pub(super) struct Output {
     path: PathBuf,
@@ -24,6 +27,10 @@ pub(super) struct Output {
     lines: HashMap<String, String>,
     /// Ids in the file's order.
     order: Vec<String>,
+    /// Bytes of whole lines.
+    len: u64,
+    /// Whether a part of a line may stand behind them.
+    torn: bool,
 }
 
 impl Output {
@@ -59,6 +66,8 @@ impl Output {
             file,
             lines: HashMap::new(),
             order: Vec::new(),
+            len: whole as u64,
+            torn: false,
         };
         let mut foreign = 0;
         for line in bytes[..whole]
@@ -76,7 +85,7 @@ impl Output {
             }
         }
         if foreign > 0
-            || (whole == 0 && !bytes.is_empty() && !bytes.starts_with(b"{\"id\":\"batch_req"))
+            || (whole == 0 && !bytes.starts_with(BEGINNING) && !BEGINNING.starts_with(&bytes))
         {
             return Err(CliError::Usage(
                 format!("{} holds what no batch has written", path.display()),
@@ -105,12 +114,24 @@ impl Output {
         Ok(to)
     }
 
-    /// Adds a line at the end.
+    /// Adds a line at the end. After an error the file is as it was, and the same line may be tried again.
     pub(super) fn add(&mut self, id: &str, line: &Value) -> Result<(), CliError> {
         let line = line.to_string();
+        let failed = |source| file_error(&self.path, source);
+        if self.torn {
+            // A full disk has cut a line short: the next behind it would make one that nobody can read.
+            self.file.set_len(self.len).map_err(failed)?;
+        }
         // One write: a stop leaves at most this line cut.
-        let written = self.file.write_all(format!("{line}\n").as_bytes());
-        written.map_err(|source| file_error(&self.path, source))?;
+        let bytes = format!("{line}\n");
+        self.torn = true;
+        if let Err(source) = self.file.write_all(bytes.as_bytes()) {
+            // What stays of it is cut off before the next, or when the file is opened again.
+            self.torn = self.file.set_len(self.len).is_err();
+            return Err(failed(source));
+        }
+        self.torn = false;
+        self.len += bytes.len() as u64;
         self.lines.insert(id.to_owned(), line);
         self.order.push(id.to_owned());
         Ok(())
