@@ -9,7 +9,6 @@ use std::collections::HashSet;
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -18,8 +17,6 @@ use std::time::Instant;
 
 use serde_json::Value;
 use serde_json::json;
-use sha2::Digest;
-use sha2::Sha256;
 
 use self::output::Output;
 use self::progress::Progress;
@@ -62,7 +59,7 @@ const TROUBLE_EVERY: Duration = Duration::from_secs(60);
 pub(super) fn command(args: &Batch, screen: &Arc<Screen>) -> Result<u8, CliError> {
     let interrupt = Interrupt::listen();
     let input = std::fs::read(&args.input).map_err(|e| output::file_error(&args.input, e))?;
-    if same(&args.input, &args.output) {
+    if output::same(&args.input, &args.output) {
         return Err(CliError::Usage(
             "the output is the input".to_owned(),
             Some("name another output file".to_owned()),
@@ -70,7 +67,10 @@ pub(super) fn command(args: &Batch, screen: &Arc<Screen>) -> Result<u8, CliError
     }
     // Before anything is fetched: a night's work must not end on a file that cannot be written.
     let output = Output::open(&args.output)?;
-    let errors = args.errors.clone().unwrap_or_else(|| beside(&args.output));
+    let errors = args
+        .errors
+        .clone()
+        .unwrap_or_else(|| output::beside(&args.output));
     let setup = setup::open(&args.model, true, &interrupt.flag(), screen)?;
     let home = setup.opened.store.store().home().to_owned();
     let engine = setup::engine(setup.opened, &args.run, screen)?;
@@ -90,7 +90,7 @@ pub(super) fn command(args: &Batch, screen: &Arc<Screen>) -> Result<u8, CliError
         journal: Journal::open(&home)?,
         prefixes: Prefixes::open(&home),
         identity: Identity::of(&engine),
-        scope: scope(&args.output),
+        scope: output::scope(&args.output),
         interrupt: &interrupt,
         screen,
         room: Room::new(screen, &interrupt),
@@ -586,27 +586,4 @@ fn auto(engine: &Engine) -> usize {
     let each = Sequence::bytes(engine.spec(), tokens).max(1);
     let fit = super::env::memory_available() / 4 / each;
     usize::try_from(fit.clamp(1, SEQUENCES_MAX)).unwrap_or(1)
-}
-
-/// `out.jsonl` has its errors in `out.errors.jsonl`.
-fn beside(output: &Path) -> PathBuf {
-    match output.extension() {
-        Some(ending) => {
-            let mut name = std::ffi::OsString::from("errors.");
-            name.push(ending);
-            output.with_extension(name)
-        }
-        None => output.with_extension("errors"),
-    }
-}
-
-fn same(a: &Path, b: &Path) -> bool {
-    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
-}
-
-/// A short name for an output file.
-fn scope(output: &Path) -> String {
-    let path = output.canonicalize().unwrap_or_else(|_| output.to_owned());
-    let digest = Sha256::digest(path.display().to_string());
-    digest.iter().take(4).map(|b| format!("{b:02x}")).collect()
 }

@@ -13,6 +13,8 @@ use std::path::Path;
 use std::path::PathBuf;
 
 use serde_json::Value;
+use sha2::Digest;
+use sha2::Sha256;
 
 use crate::cli::exit::CliError;
 
@@ -200,4 +202,27 @@ pub(super) fn file_error(path: &Path, source: std::io::Error) -> CliError {
         path: path.display().to_string(),
         source,
     }
+}
+
+/// `out.jsonl` has its errors in `out.errors.jsonl`.
+pub(super) fn beside(output: &Path) -> PathBuf {
+    match output.extension() {
+        Some(ending) => {
+            let mut name = std::ffi::OsString::from("errors.");
+            name.push(ending);
+            output.with_extension(name)
+        }
+        None => output.with_extension("errors"),
+    }
+}
+
+pub(super) fn same(a: &Path, b: &Path) -> bool {
+    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+}
+
+/// A short name for an output file.
+pub(super) fn scope(output: &Path) -> String {
+    let path = output.canonicalize().unwrap_or_else(|_| output.to_owned());
+    let digest = Sha256::digest(path.display().to_string());
+    digest.iter().take(4).map(|b| format!("{b:02x}")).collect()
 }
