@@ -30,6 +30,9 @@ cargo run --release --example synth -- "$made/local/synthetic-k3-4gb"
 target/release/deltafin fetch --home "$made/home" --reserve 0 --cache unlimited --hub "$made/local/synthetic-k3-4gb"
 scripts/throughput.py target/release/deltafin "$made/home" local/synthetic-k3-4gb --ram 1.27GB
 scripts/parity.sh
+sweeps_home="$(mktemp -d)"
+scripts/sweeps.py target/release/deltafin --home "$sweeps_home" --ways disk,hub --hold
+rm -r "$sweeps_home"
 cargo bench --bench link
 cargo bench --bench fetch -- --full
 cargo bench --bench kernels

@@ -29,6 +29,13 @@ pub trait ExpertSupply: Sync {
         keys: &[ExpertKey],
     ) -> impl Iterator<Item = Result<(ExpertKey, Self::Lease), Self::Error>>;
 
+    /// Whether the expert lies in memory, and will as long as no other is requested: its arrival then takes no time and
+    /// its lease no memory. It may not change any result.
+    fn at_hand(&self, key: ExpertKey) -> bool {
+        let _ = key;
+        false
+    }
+
     /// A hint that `keys` may be asked for soon. It may be wrong, late or ignored, and may not change any result.
     fn prefetch(&self, keys: &[ExpertKey]) {
         let _ = keys;

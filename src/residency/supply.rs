@@ -265,6 +265,10 @@ impl ExpertSupply for Supply {
         }
         arrivals
     }
+
+    fn at_hand(&self, key: ExpertKey) -> bool {
+        self.0.tier.holds(key)
+    }
 }
 
 /// An expert on its way from disk, which the core's reads give way to.

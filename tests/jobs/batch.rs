@@ -12,24 +12,30 @@ use crate::program;
 use crate::program::Run;
 use crate::program::deltafin;
 
-struct Place {
+/// Requests, and what comes of them.
+pub(crate) struct Place {
     folder: tempfile::TempDir,
+    /// The output file, within the folder.
+    pub(crate) output: &'static str,
 }
 
 impl Place {
-    fn new(input: &str) -> Place {
+    pub(crate) fn new(input: &str) -> Place {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("in.jsonl"), input).unwrap();
-        Place { folder }
+        Place {
+            folder,
+            output: "out.jsonl",
+        }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    fn args(&self, more: &[&str]) -> Vec<String> {
+    pub(crate) fn args(&self, more: &[&str]) -> Vec<String> {
         let path = |name: &str| self.path(name).to_str().unwrap().to_owned();
-        let mut args = vec!["batch".to_owned(), path("in.jsonl"), path("out.jsonl")];
+        let mut args = vec!["batch".to_owned(), path("in.jsonl"), path(self.output)];
         let home = path("home");
         let flags = [
             "--model",
@@ -45,7 +51,7 @@ impl Place {
         args
     }
 
-    fn run(&self, more: &[&str]) -> Run {
+    pub(crate) fn run(&self, more: &[&str]) -> Run {
         let args = self.args(more);
         deltafin(&args.iter().map(String::as_str).collect::<Vec<_>>())
     }
@@ -65,7 +71,7 @@ impl Place {
         alive
     }
 
-    fn lines(&self, name: &str) -> Vec<Value> {
+    pub(crate) fn lines(&self, name: &str) -> Vec<Value> {
         lines(&self.path(name))
     }
 }
@@ -77,7 +83,7 @@ fn lines(path: &Path) -> Vec<Value> {
 }
 
 /// Of each line: its name, its text and ids, and how it ended.
-fn answers(lines: &[Value]) -> Vec<Value> {
+pub(crate) fn answers(lines: &[Value]) -> Vec<Value> {
     let answer = |line: &Value| {
         let body = &line["response"]["body"];
         let usage = &body["usage"];
@@ -96,7 +102,7 @@ fn answers(lines: &[Value]) -> Vec<Value> {
     lines.iter().map(answer).collect()
 }
 
-fn chat(n: usize, said: &str, more: Value) -> String {
+pub(crate) fn chat(n: usize, said: &str, more: Value) -> String {
     let mut body = json!({
         "model": "deltafin/austen-k3", "max_tokens": 6 + n % 9,
         "reasoning_effort": if n.is_multiple_of(3) { "none" } else { "max" },
@@ -124,7 +130,7 @@ fn forty() -> String {
     (0..40).map(line).collect()
 }
 
-fn summary(run: &Run) -> Value {
+pub(crate) fn summary(run: &Run) -> Value {
     assert_eq!(run.code, 0, "{}", run.stderr);
     program::json(run)
 }
