@@ -14,6 +14,7 @@ use serde_json::json;
 use crate::batch::Place;
 use crate::batch::answers;
 use crate::batch::chat;
+use crate::batch::forty;
 use crate::batch::summary;
 use crate::program;
 
@@ -139,4 +140,22 @@ fn tokens_that_the_journal_has_no_room_for_are_told_once_and_the_answers_are_the
         run.stderr
     );
     assert_eq!(answers(&place.lines("out.jsonl")), wanted);
+}
+
+#[test]
+fn an_output_that_is_a_link_stays_one_and_its_file_is_put_in_order() {
+    let place = Place::new(&forty());
+    let elsewhere = tempfile::tempdir().unwrap();
+    let (link, file) = (place.path("out.jsonl"), elsewhere.path().join("answers"));
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    summary(&place.run(&["--sequences", "8"]));
+    assert!(link.symlink_metadata().unwrap().is_symlink());
+    let text = std::fs::read_to_string(&file).unwrap();
+    let names: Vec<String> = text
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+        .map(|line| line["custom_id"].as_str().unwrap().to_owned())
+        .collect();
+    let wanted: Vec<String> = (0..40).map(|n| format!("request-{n}")).collect();
+    assert_eq!(names, wanted);
 }

@@ -64,7 +64,8 @@ impl Output {
             .rposition(|&b| b == b'\n')
             .map_or(0, |at| at + 1);
         let mut output = Output {
-            path: path.to_owned(),
+            // A link's own file: what is renamed into place would otherwise replace the link, and lie elsewhere.
+            path: path.canonicalize().map_err(failed)?,
             file,
             lines: HashMap::new(),
             order: Vec::new(),
