@@ -13,6 +13,7 @@ use std::sync::MutexGuard;
 use super::dice::Dice;
 use super::names::Change;
 use super::names::Node;
+use super::names::has_its_name;
 use crate::store::disk::Disk;
 use crate::store::disk::DiskFile;
 use crate::store::disk::Facts;
@@ -216,12 +217,8 @@ impl SimDisk {
     /// All files below a folder with their lengths.
     pub(super) fn files(&self, folder: &Path) -> Vec<(PathBuf, u64)> {
         let world = self.world();
-        let below = world.names.iter().filter(|(p, _)| p.starts_with(folder));
-        let files = below.filter_map(|(path, node)| match node {
-            Node::File(inode) => Some((path.clone(), world.inodes[inode].data.len() as u64)),
-            Node::Folder => None,
-        });
-        files.collect()
+        let below = world.files().filter(|(path, _)| path.starts_with(folder));
+        below.map(|(path, len)| (path.clone(), len)).collect()
     }
 
     /// Does what a faulty disk does to a file.
@@ -241,15 +238,6 @@ impl SimDisk {
     }
 }
 
-/// Whether a path is that of an expert which others may read: `experts/001/0002`.
-fn has_its_name(path: &Path) -> bool {
-    let mut parts = path.components().rev().map(|part| part.as_os_str());
-    let number = |part: &std::ffi::OsStr| part.as_encoded_bytes().iter().all(u8::is_ascii_digit);
-    parts.next().is_some_and(number)
-        && parts.next().is_some_and(number)
-        && parts.next().is_some_and(|above| above == "experts")
-}
-
 impl World {
     /// Counts an operation; `Err` if it fails. `Ok(true)` if half of it is to be done, then fail.
     fn begin(&mut self, what: &str, path: &Path) -> io::Result<Option<io::ErrorKind>> {
@@ -259,17 +247,8 @@ impl World {
         self.operations += 1;
         let line = format!("{} {what} {}", self.operations, path.display());
         self.log.push(line);
-        let harmless = [
-            "open",
-            "facts",
-            "list",
-            "free",
-            "read_at",
-            "sync",
-            "sync_folder",
-        ];
-        let locks = ["try_lock", "unlock"];
-        if self.read_only && !harmless.contains(&what) && !locks.contains(&what) {
+        let harmless = "open facts list free read_at sync sync_folder try_lock unlock";
+        if self.read_only && !harmless.split(' ').any(|name| name == what) {
             return Err(io::ErrorKind::ReadOnlyFilesystem.into());
         }
         match self.fault {
@@ -295,30 +274,24 @@ impl World {
         self.look();
     }
 
-    fn look(&mut self) {
-        let experts = self
-            .names
-            .iter()
-            .filter(|(path, _)| path.components().any(|c| c.as_os_str() == "experts"));
-        let bytes = experts.map(|(_, node)| match node {
-            Node::File(inode) => self.inodes[inode].data.len() as u64,
-            Node::Folder => 0,
-        });
-        self.most = self.most.max(bytes.sum());
-        let named = self.names.iter().filter(|(path, _)| has_its_name(path));
-        let shortest = named.filter_map(|(_, node)| match node {
-            Node::File(inode) => Some(self.inodes[inode].data.len() as u64),
+    /// Every file and its length.
+    fn files(&self) -> impl Iterator<Item = (&PathBuf, u64)> {
+        self.names.iter().filter_map(|(path, node)| match node {
+            Node::File(inode) => Some((path, self.inodes[inode].data.len() as u64)),
             Node::Folder => None,
-        });
-        self.shortest = shortest.chain(self.shortest).min();
+        })
+    }
+
+    fn look(&mut self) {
+        let experts = |path: &Path| path.components().any(|c| c.as_os_str() == "experts");
+        let bytes: u64 = self.files().filter(|f| experts(f.0)).map(|f| f.1).sum();
+        let named = self.files().filter(|f| has_its_name(f.0)).map(|f| f.1);
+        self.shortest = named.chain(self.shortest).min();
+        self.most = self.most.max(bytes);
     }
 
     fn used(&self) -> u64 {
-        let named = self.names.values().filter_map(|node| match node {
-            Node::File(inode) => Some(self.inodes[inode].data.len() as u64),
-            Node::Folder => None,
-        });
-        named.sum()
+        self.files().map(|f| f.1).sum()
     }
 
     fn parent_is_folder(&self, path: &Path) -> io::Result<()> {
