@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use serde_json::Value;
 use serde_json::json;
@@ -16,6 +17,7 @@ use super::interrupt::Interrupt;
 use super::screen::Screen;
 use super::setup;
 use super::simulate;
+use super::warm;
 use crate::residency::InstallObserver;
 use crate::store::Budget;
 use crate::store::ModelStore;
@@ -23,12 +25,13 @@ use crate::store::Store;
 use crate::store::VerifyOptions;
 use crate::terms::Bytes;
 
-pub(super) fn command(args: &Cache, screen: &Screen) -> Result<u8, CliError> {
+pub(super) fn command(args: &Cache, screen: &Arc<Screen>) -> Result<u8, CliError> {
     match args {
         Cache::Stats(args) => stats(args, screen),
         Cache::Verify(args) => verify(args, screen),
         Cache::Trim(args) => trim(args, screen),
         Cache::Simulate(args) => simulate::command(args, screen),
+        Cache::Warm(args) => warm::command(args, screen),
     }
 }
 
