@@ -61,6 +61,8 @@ fn help_and_its_defaults_are_as_agreed() {
         "doctor",
         "cache stats",
         "cache warm",
+        "cache import",
+        "cache manifest",
     ] {
         let mut args: Vec<&str> = command.split_whitespace().collect();
         args.push("--help");

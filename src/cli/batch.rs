@@ -68,13 +68,18 @@ pub(super) fn command(args: &Batch, screen: &Arc<Screen>) -> Result<u8, CliError
     let errors = args.errors.clone().unwrap_or_else(|| beside(&args.output));
     let setup = setup::open(&args.model, true, &interrupt.flag(), screen)?;
     let home = setup.opened.store.store().home().to_owned();
-    let engine = setup::engine(setup.opened, &args.run, screen)?;
+    let most = match args.sequences {
+        Sequences::Some(n) => u64::from(n),
+        Sequences::Auto => SEQUENCES_MAX,
+    };
+    let most = usize::try_from(most).unwrap_or(1);
+    let engine = setup::engine_of_many(setup.opened, &args.run, most, screen)?;
     engine.opened().install_core(screen.as_ref())?;
     interrupt.gently();
     interrupt.stops(engine.stopper());
     // More sequences than fit take turns, by way of the disk.
     engine.set_state_memory(StateMemory {
-        budget: Some(super::env::memory_available() / 2),
+        budget: Some(setup::state_memory(&engine).0),
         spill: Some(home.clone()),
     });
     let reader = BatchReader::new(Arc::clone(&engine));
@@ -543,11 +548,11 @@ fn read(reader: &BatchReader, input: &[u8], token_ids: bool) -> Vec<Item> {
     items
 }
 
-/// As many sequences as fit into a quarter of the memory that is free.
+/// As many sequences as fit at once into the memory for their states.
 fn auto(engine: &Engine) -> usize {
     let tokens = TOKENS_GUESSED.min(engine.spec().context);
     let each = Sequence::bytes(engine.spec(), tokens).max(1);
-    let fit = super::env::memory_available() / 4 / each;
+    let fit = setup::state_memory(engine).0 / each;
     usize::try_from(fit.clamp(1, SEQUENCES_MAX)).unwrap_or(1)
 }
 

@@ -58,6 +58,7 @@ pub(super) fn command(args: &Fetch, screen: &Arc<Screen>) -> Result<u8, CliError
             "free some space, choose another --home, fetch fewer --layers, or stream with a --cache that fits".to_owned(),
         ));
     }
+    screen.tell_disk_of(setup.opened.store.store().home());
     let mut installed = Installed::default();
     let mut proved = None;
     if !args.dry_run {

@@ -29,6 +29,7 @@ mod plan;
 mod prefix;
 mod report;
 mod screen;
+mod scrub;
 mod serve;
 mod session;
 mod sessions;
@@ -85,6 +86,8 @@ pub fn run() -> ExitCode {
         Command::Cache(args::Cache::Stats(a)) => (a.json, 0),
         Command::Cache(args::Cache::Verify(a)) => (a.json, 0),
         Command::Cache(args::Cache::Trim(a)) => (a.json, 0),
+        Command::Cache(args::Cache::Import(a)) => (a.json, 0),
+        Command::Cache(args::Cache::Manifest(a)) => (a.json, 0),
         Command::Cache(args::Cache::Simulate(a)) => (a.json, 0),
         Command::Cache(args::Cache::Warm(a)) => (a.json, a.verbose),
     };

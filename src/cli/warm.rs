@@ -77,7 +77,7 @@ pub(super) fn command(args: &CacheWarm, screen: &Arc<Screen>) -> Result<u8, CliE
             Bytes(warmed.bytes)
         ));
     }
-    if interrupted {
+    if interrupted || capped {
         return Ok(exit::INTERRUPTED);
     }
     if warmed.not_kept > 0 {

@@ -111,12 +111,14 @@ pub fn generate(
         let flow = on_event(event);
         keeper.stopping |= flow.is_break();
         flow
-    })?;
-    if generation.finish == Finish::Interrupted
+    });
+    let over = |made: &Generation| made.finish != Finish::Interrupted;
+    if !generation.as_ref().is_ok_and(over)
         && let Err(error) = keeper.job.flush()
     {
         (keeper.on_notice)(Notice::Trouble(error));
     }
+    let generation = generation?;
     let recomputed = match given {
         0 => 0,
         // The row of the last token had not been computed: the process ended there.

@@ -94,7 +94,7 @@ impl Opened {
         }
         for key in self.keys(layers) {
             plan.experts_total += 1;
-            plan.experts_missing += u64::from(!self.store.contains(key));
+            plan.experts_missing += u64::from(!self.store.contains(key, plan.expert_len));
         }
         plan
     }

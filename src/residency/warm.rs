@@ -26,7 +26,7 @@ impl Opened {
         let room = |bytes: u64| usize::try_from(bytes / len).unwrap_or(usize::MAX);
         let held = room(self.store.store().budget().limit());
         let wanted: Vec<ExpertKey> = order.iter().take(held).copied().collect();
-        let lacking = wanted.iter().filter(|key| !self.store.contains(**key));
+        let lacking = wanted.iter().filter(|key| !self.store.contains(**key, len));
         let lacking: Vec<ExpertKey> = lacking.copied().collect();
         let most = bytes_max.map_or(usize::MAX, room);
         Warming {

@@ -56,6 +56,8 @@ struct World {
     no_locks: bool,
     /// Most expert bytes ever seen after an operation.
     most: u64,
+    /// Fewest bytes that ever stood under an expert's own name after an operation.
+    shortest: Option<u64>,
     log: Vec<String>,
 }
 
@@ -202,6 +204,11 @@ impl SimDisk {
         self.world().most
     }
 
+    /// Fewest bytes that there ever were under an expert's own name: `None` if none had its name.
+    pub(super) fn shortest(&self) -> Option<u64> {
+        self.world().shortest
+    }
+
     pub(super) fn forget_most(&self) {
         self.world().most = 0;
     }
@@ -232,6 +239,15 @@ impl SimDisk {
         let from = world.log.len().saturating_sub(30);
         world.log[from..].join("\n")
     }
+}
+
+/// Whether a path is that of an expert which others may read: `experts/001/0002`.
+fn has_its_name(path: &Path) -> bool {
+    let mut parts = path.components().rev().map(|part| part.as_os_str());
+    let number = |part: &std::ffi::OsStr| part.as_encoded_bytes().iter().all(u8::is_ascii_digit);
+    parts.next().is_some_and(number)
+        && parts.next().is_some_and(number)
+        && parts.next().is_some_and(|above| above == "experts")
 }
 
 impl World {
@@ -289,6 +305,12 @@ impl World {
             Node::Folder => 0,
         });
         self.most = self.most.max(bytes.sum());
+        let named = self.names.iter().filter(|(path, _)| has_its_name(path));
+        let shortest = named.filter_map(|(_, node)| match node {
+            Node::File(inode) => Some(self.inodes[inode].data.len() as u64),
+            Node::Folder => None,
+        });
+        self.shortest = shortest.chain(self.shortest).min();
     }
 
     fn used(&self) -> u64 {
@@ -313,13 +335,15 @@ impl World {
                 kind: Kind::Folder,
                 len: 0,
                 mtime: 0,
+                id: 0,
             },
-            Node::File(inode) => {
-                let inode = &self.inodes[&inode];
+            Node::File(id) => {
+                let inode = &self.inodes[&id];
                 Facts {
                     kind: Kind::File,
                     len: inode.data.len() as u64,
                     mtime: inode.mtime,
+                    id,
                 }
             }
         }
