@@ -60,6 +60,7 @@ fn help_and_its_defaults_are_as_agreed() {
         "cache",
         "doctor",
         "cache stats",
+        "cache warm",
         "cache import",
         "cache manifest",
     ] {

@@ -5,6 +5,7 @@ mod cache;
 pub(crate) mod doctor;
 pub(crate) mod simulate;
 mod values;
+pub(crate) mod warm;
 
 use std::path::PathBuf;
 
@@ -27,6 +28,7 @@ use self::values::rate;
 use self::values::sequences;
 use self::values::span;
 use self::values::temperature;
+pub(crate) use self::warm::CacheWarm;
 use crate::share::Link;
 use crate::store::Budget;
 use crate::terms::Bytes;
@@ -257,6 +259,9 @@ pub(crate) struct Fetch {
     /// Fetch the experts of these layers alone, such as 1-20 (counted from 0)
     #[arg(long, value_parser = layers)]
     pub layers: Option<(u16, u16)>,
+    /// Fetch the experts first that this trace used most, as --trace of a generating command has written it
+    #[arg(long, value_name = "FILE", conflicts_with = "core")]
+    pub trace: Option<PathBuf>,
     /// Say what would be fetched, and fetch nothing but metadata
     #[arg(long)]
     pub dry_run: bool,
@@ -529,6 +534,8 @@ pub(crate) enum Cache {
     Manifest(CacheManifest),
     /// Say what caches of other sizes and policies would have hit, from what --trace has written
     Simulate(CacheSimulate),
+    /// Fetch the experts that a trace used most, up to the cache's budget and --max-bytes; resumable
+    Warm(Box<CacheWarm>),
 }
 
 /// `cache stats`.

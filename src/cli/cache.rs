@@ -20,6 +20,7 @@ use super::interrupt::Interrupt;
 use super::screen::Screen;
 use super::setup;
 use super::simulate;
+use super::warm;
 use crate::residency::InstallObserver;
 use crate::share;
 use crate::store::Budget;
@@ -39,6 +40,7 @@ pub(super) fn command(args: &Cache, screen: &Arc<Screen>) -> Result<u8, CliError
         Cache::Import(args) => import::import(args, screen),
         Cache::Manifest(args) => manifest::manifest(args, screen),
         Cache::Simulate(args) => simulate::command(args, screen),
+        Cache::Warm(args) => warm::command(args, screen),
     }
 }
 

@@ -6,7 +6,7 @@
 //! setup.rs   what both mean: store, sources, model, engine
 //! generate   demo   fetch   serve   share   cache      one command a file
 //! batch   session   chat   sessions   prefix                  work that outlives the process
-//! plan   bench   doctor   simulate                     what will be, what is, what would have been
+//! plan   bench   doctor   simulate   warm              what will be, what is, what would have been
 //! screen.rs, live.rs, report.rs                        what you see
 //! exit.rs    what failures are called on the way out
 //! ```
@@ -36,6 +36,7 @@ mod sessions;
 mod setup;
 mod share;
 mod simulate;
+mod warm;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -88,6 +89,7 @@ pub fn run() -> ExitCode {
         Command::Cache(args::Cache::Import(a)) => (a.json, 0),
         Command::Cache(args::Cache::Manifest(a)) => (a.json, 0),
         Command::Cache(args::Cache::Simulate(a)) => (a.json, 0),
+        Command::Cache(args::Cache::Warm(a)) => (a.json, a.verbose),
     };
     let screen = Arc::new(Screen::new(json, verbose));
     let outcome = match &cli.command {
