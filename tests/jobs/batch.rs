@@ -119,7 +119,7 @@ pub(crate) fn chat(n: usize, said: &str, more: Value) -> String {
     line.to_string()
 }
 
-fn forty() -> String {
+pub(crate) fn forty() -> String {
     let said = [
         "Who are you?",
         "Tell me a story.",
