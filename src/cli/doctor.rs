@@ -463,6 +463,7 @@ fn memory(shapes: &[(String, Shape)], findings: &mut Findings) {
             context: CONTEXT,
             sequences: 1,
             core: CoreChoice::Auto,
+            lookahead: crate::residency::Lookahead::Off,
         };
         let plan = MemoryPlan::new(shape, &demand);
         if plan.short > 0 {

@@ -71,6 +71,7 @@ pub(super) fn command(args: &PlanArgs, screen: &Arc<Screen>) -> Result<u8, CliEr
         context: args.context,
         sequences: args.sequences,
         core: crate::residency::CoreChoice::Auto,
+        lookahead: crate::residency::Lookahead::Off,
     };
     let plan = MemoryPlan::new(&subject.shape, &demand);
     let rates = measure(args, &subject, threads, &plan)?;

@@ -30,6 +30,7 @@ fn demand(budget: u64) -> Demand {
         context: 8192,
         sequences: 1,
         core: CoreChoice::Auto,
+        ..Demand::default()
     }
 }
 
@@ -141,7 +142,7 @@ proptest! {
         tiny in any::<bool>(),
     ) {
         let shape = if tiny { shape("tiny-k3") } else { k3() };
-        let demand = Demand { budget: Some(budget), threads, context, sequences, core: CoreChoice::Read };
+        let demand = Demand { budget: Some(budget), threads, context, sequences, core: CoreChoice::Read, ..Demand::default() };
         let plan = MemoryPlan::new(&shape, &demand);
         // Never more than there is, unless it says so.
         prop_assert_eq!(plan.short, plan.total().saturating_sub(budget));

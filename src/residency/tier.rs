@@ -68,6 +68,13 @@ impl Tier {
         Some(held.bytes.clone())
     }
 
+    /// Whether an expert is here; it is not used by that.
+    pub(super) fn holds(&self, key: ExpertKey) -> bool {
+        let state = self.state();
+        let layer = state.layers.get(usize::from(key.layer));
+        layer.is_some_and(|layer| layer.contains_key(&key.expert))
+    }
+
     /// Keeps an expert that was just used, if there is room or something that is not as fresh.
     pub(super) fn offer(&self, key: ExpertKey, bytes: &Bytes) {
         let mut state = self.state();

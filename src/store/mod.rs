@@ -59,6 +59,7 @@ mod index;
 mod lease;
 mod ledger;
 mod model;
+mod peek;
 mod recover;
 mod settings;
 mod shards;
