@@ -102,12 +102,7 @@ impl Guesser {
         Ok(Some(choose(moe, layer, &logits, &bias)))
     }
 
-    fn vectors(
-        &self,
-        w: &Weights<'_>,
-        moe: &MoeSpec,
-        layer: u16,
-    ) -> Result<&Vectors, ModelError> {
+    fn vectors(&self, w: &Weights<'_>, moe: &MoeSpec, layer: u16) -> Result<&Vectors, ModelError> {
         let cell = &self.vectors[usize::from(layer)];
         if let Some(vectors) = cell.get() {
             return Ok(vectors);
@@ -139,7 +134,8 @@ fn choose(moe: &MoeSpec, layer: u16, logits: &[f32], bias: &[f32]) -> Vec<Expert
     let mut found: Vec<_> = found.into_iter().collect();
     found.sort_unstable_by_key(|(id, (rows, best))| (std::cmp::Reverse(*rows), *best, *id));
     let keys = found.into_iter();
-    keys.map(|(expert, _)| ExpertKey { layer, expert }).collect()
+    keys.map(|(expert, _)| ExpertKey { layer, expert })
+        .collect()
 }
 
 /// A lease that shows what is in memory and waits for nothing.

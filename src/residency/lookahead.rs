@@ -387,9 +387,7 @@ impl Shared {
         let Ok(lease) = core.part(CorePart::Layer(job.layer)) else {
             return;
         };
-        let guess = self
-            .guesser
-            .guess(&lease, job.layer, &job.x, self.contrary);
+        let guess = self.guesser.guess(&lease, job.layer, &job.x, self.contrary);
         let Ok(Some(keys)) = guess else {
             return;
         };
