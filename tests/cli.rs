@@ -60,6 +60,9 @@ fn help_and_its_defaults_are_as_agreed() {
         "cache",
         "doctor",
         "cache stats",
+        "cache warm",
+        "cache import",
+        "cache manifest",
     ] {
         let mut args: Vec<&str> = command.split_whitespace().collect();
         args.push("--help");

@@ -8,10 +8,16 @@
 
 #[path = "jobs/batch.rs"]
 mod batch;
+#[path = "jobs/full.rs"]
+mod full;
 #[path = "jobs/journal.rs"]
 mod journal;
 #[path = "jobs/kept.rs"]
 mod kept;
 #[path = "engine/kit.rs"]
 mod kit;
+#[path = "jobs/prefix.rs"]
+mod prefix;
 mod program;
+#[path = "jobs/sweeps.rs"]
+mod sweeps;

@@ -2,6 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
+#[path = "store/shape.rs"]
+mod shape;
+
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -241,6 +244,36 @@ fn processes_on_one_home_fetch_each_expert_once() {
         .collect();
     let fetched: u64 = children.into_iter().map(kept).sum();
     assert_eq!(fetched, 40, "40 experts");
+}
+
+/// Two stores on one home are two processes to each other: every lock is taken anew by each.
+#[test]
+fn what_one_has_reserved_another_on_the_same_home_leaves_free() {
+    let home = tempfile::tempdir().unwrap();
+    let budget = 12 * LEN;
+    let first = open(home.path(), budget);
+    let writing = model(&first);
+    let mut slots = Vec::new();
+    for n in 0..6 {
+        let Lookup::Miss(mut slot) = writing.lookup(key(n), LEN) else {
+            panic!("an empty store has it");
+        };
+        slot.make_room().unwrap();
+        slots.push(slot);
+    }
+    // It would count from nothing if it took the first for dead.
+    let second = open(home.path(), budget);
+    let other = model(&second);
+    for n in 100..120 {
+        assert_eq!(demand(&other, key(n)), content(key(n)));
+    }
+    let experts = other.folder().join("experts");
+    assert_eq!(seen(&experts), 6 * LEN, "half of the budget is spoken for");
+    for (n, slot) in (0..).zip(slots) {
+        assert_eq!(fill(slot, key(n)), Filled::Kept);
+        assert!(seen(&experts) <= budget);
+    }
+    assert_eq!(seen(&experts), budget);
 }
 
 #[test]

@@ -7,6 +7,8 @@
 )]
 
 mod program;
+#[path = "trace/warm.rs"]
+mod warm;
 
 use std::path::Path;
 

@@ -96,7 +96,13 @@ fn curl(server: &TestHub, count: u64) -> Option<f64> {
     fs::write(config.path(), spans.join("next\n")).ok()?;
     let mut command = Command::new("curl");
     command
-        .args(["--parallel", "--parallel-max", "16", "--config"])
+        .args([
+            "--parallel",
+            "--parallel-max",
+            "16",
+            "--no-progress-meter",
+            "--config",
+        ])
         .arg(config.path());
     timed(&mut command)
 }

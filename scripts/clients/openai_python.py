@@ -8,13 +8,13 @@ agreement with each other, and that equal seeds give equal text, never what they
 
 import json
 import os
-import random
 import sys
 import time
 
 import httpx
 import openai
 
+import random_asks
 import shapes
 
 BASE = sys.argv[1] + "/v1"
@@ -81,22 +81,7 @@ def chat_both_ways():
 
 
 def random_prompts_both_ways():
-    """A stream's pieces join to the whole reply, whatever is asked."""
-    dice = random.Random(7)
-    letters = "aeinorst   ,.?éüß中文字😀🏳️‍🌈\n\t\u200b<|>{}[]\"\\&"
-    for n in range(int(os.environ.get("DELTAFIN_API_PROMPTS", "6"))):
-        prompt = "".join(dice.choice(letters) for _ in range(dice.randint(1, 60))) + "?"
-        extra = dict(
-            seed=n, max_tokens=dice.randint(1, 40), temperature=dice.choice([0, 0.7, 2]),
-            top_p=dice.choice([1, 0.9]), reasoning_effort=dice.choice(["none", "low", "max"]),
-            stop=dice.choice([None, ["e"], [" t", "."]]), logprobs=dice.choice([None, True]),
-            messages=[{"role": "user", "content": prompt}],
-        )
-        whole = client.chat.completions.create(model=MODEL, **extra).choices[0]
-        content, reasoning, finish, _ = stream_chat(**extra)
-        assert content == (whole.message.content or ""), (prompt, content, whole)
-        assert reasoning == (getattr(whole.message, "reasoning_content", None) or "")
-        assert finish == whole.finish_reason
+    random_asks.check(client, MODEL, int(os.environ.get("DELTAFIN_API_PROMPTS", "8")))
 
 
 def seeds_tell_texts_apart():
@@ -526,6 +511,9 @@ def main():
     for check in checks:
         check()
         print(f"{check.__name__}: ok", flush=True)
+    kinds = {"chat.completion", "text_completion", "response", "model", "list", "file", "batch", "error"}
+    kinds |= {"event of chat", "event of completions", "event of responses"}
+    assert set(shapes.seen) == kinds, (kinds, shapes.seen)
     print(f"shapes: ok, {dict(shapes.seen)}")
 
 

@@ -103,6 +103,8 @@ const checks = {
 
   async "settings outlive the page, a key does not outlive its tab, and errors are shown"() {
     await settings({ Temperature: "0.35", "API key": "k" });
+    // A dialog tells of its end after it has ended.
+    await settle("settings are not kept", () => page.evaluate(() => (localStorage.getItem("deltafin") ?? "").includes("0.35")));
     await page.reload();
     await page.getByRole("button", { name: "Settings" }).click();
     assert.equal(await page.getByLabel("Temperature").inputValue(), "0.35");
@@ -117,6 +119,62 @@ const checks = {
     const refused = troubles.findIndex((trouble) => trouble.includes("400"));
     if (refused >= 0) troubles.splice(refused, 1);
     await settings({ Temperature: "0.8", "API key": "" });
+  },
+
+  async "thinking is folded, and unfolded by keyboard while it goes on"() {
+    await page.getByRole("button", { name: "New chat" }).click();
+    // The small model was taught to answer at once: what would close its thinking is held back.
+    await page.route("**/v1/chat/completions", (route) => {
+      const asked = { ...route.request().postDataJSON(), logit_bias: { 2052: -20 } };
+      return route.continue({ postData: JSON.stringify(asked) });
+    });
+    await settings({ "Most tokens": "90", Thinking: "max", Seed: "3" });
+    await page.getByLabel("Message").fill("Who are you?");
+    await page.keyboard.press("Enter");
+    const thought = page.locator("details.thought");
+    await thought.waitFor();
+    const open = () => thought.evaluate((one) => one.open);
+    const shown = () => thought.locator(".text").isVisible();
+    assert.ok(!(await open()) && !(await shown()), "it is not folded");
+    await thought.locator("summary").focus();
+    await page.keyboard.press("Enter");
+    assert.ok((await open()) && (await shown()), "a key does not unfold it");
+    await settle("no answer", async () => (await page.locator("article.assistant footer").count()) === 1);
+    assert.ok(await shown(), "it was folded again by what came after");
+    assert.ok((await thought.locator(".text").textContent()).length > 20);
+    assert.match(await thought.locator("summary").textContent(), /^Thought/);
+    await picture("9-wide-light-unfolded");
+    await thought.locator("summary").focus();
+    await page.keyboard.press("Space");
+    assert.ok(!(await shown()), "a key does not fold it");
+    await page.unroute("**/v1/chat/completions");
+  },
+
+  async "a limit pauses, says so, and is raised in place"() {
+    await page.getByRole("button", { name: "New chat" }).click();
+    const limit = (max_bytes) => fetch(url + "/limits", { method: "POST", body: JSON.stringify({ max_bytes }) });
+    assert.ok((await limit(1)).ok);
+    await settings({ "Most tokens": "60", Thinking: "none", Seed: "4" });
+    await page.getByLabel("Message").fill("What is in the garden?");
+    await page.keyboard.press("Enter");
+    await page.getByText("Nothing is lost").waitFor();
+    await settle("nobody says why", async () => /paused: the limit of/.test(await page.locator(".await").textContent()));
+    assert.match(await page.locator("#doing").textContent(), /paused/);
+    await picture("10-wide-light-paused");
+    await page.locator("#most").fill("lots");
+    await page.getByRole("button", { name: "Go on" }).click();
+    await page.getByText("must be a number of bytes").waitFor();
+    const refused = troubles.findIndex((trouble) => trouble.includes("400"));
+    if (refused >= 0) troubles.splice(refused, 1);
+    await page.setViewportSize({ width: 390, height: 844 });
+    await fits();
+    await picture("11-phone-light-paused");
+    await page.setViewportSize({ width: 1280, height: 800 });
+    await page.locator("#most").fill("1TB");
+    await page.keyboard.press("Enter");
+    await settle("no answer", async () => (await page.locator("article.assistant footer").count()) === 1);
+    await page.locator("#raise").waitFor({ state: "hidden" });
+    assert.ok((await limit(null)).ok);
   },
 
   async "it is usable by keyboard alone"() {

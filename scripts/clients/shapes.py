@@ -15,12 +15,56 @@ import sys
 from collections import Counter
 
 import httpx
+import openai
 from openai.types import Batch, Completion, FileDeleted, FileObject, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 EVENT = TypeAdapter(ResponseStreamEvent)
+#: What Deltafin says beyond OpenAI's shapes, as docs/api.md promises; anything else is a slip.
+OURS = {
+    "choices.message.reasoning_content", "choices.delta.reasoning_content", "deltafin", "usage.deltafin",
+    "response.usage.deltafin", "context_length", "max_model_len",
+    # OpenAI's service says it, and its package does not know.
+    "store", "response.store",
+}
+#: What OpenAI's service always says, though its package, which lives with other services too, would
+#: not miss it: null where there is nothing to say.
+ALWAYS = {
+    "chat.completion": {
+        "": ["id", "object", "created", "model", "choices", "usage", "system_fingerprint"],
+        "choices": ["index", "message", "logprobs", "finish_reason"],
+        "choices.message": ["role", "content", "refusal"],
+        "usage": ["prompt_tokens_details", "completion_tokens_details"],
+    },
+    "chat.completion.chunk": {
+        "": ["id", "object", "created", "model", "choices", "system_fingerprint"],
+        "choices": ["index", "delta", "logprobs", "finish_reason"],
+    },
+    "text_completion": {
+        "": ["id", "object", "created", "model", "choices", "system_fingerprint"],
+        "choices": ["index", "text", "logprobs", "finish_reason"],
+    },
+    "response": {
+        "": [
+            "id", "object", "created_at", "status", "background", "error", "incomplete_details",
+            "instructions", "max_output_tokens", "metadata", "model", "output", "parallel_tool_calls",
+            "previous_response_id", "reasoning", "store", "temperature", "text", "tool_choice", "tools",
+            "top_p", "truncation", "usage", "user",
+        ],
+    },
+    "file": {"": ["id", "object", "bytes", "created_at", "filename", "purpose", "status"]},
+    "batch": {
+        "": [
+            "id", "object", "endpoint", "errors", "input_file_id", "completion_window", "status",
+            "output_file_id", "error_file_id", "created_at", "in_progress_at", "expires_at",
+            "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at", "cancelled_at",
+            "request_counts", "metadata",
+        ],
+    },
+    "model": {"": ["id", "object", "created", "owned_by"]},
+}
 #: How many replies of each kind were looked at.
 seen = Counter()
 
@@ -70,10 +114,44 @@ def whole(path, value):
 
 
 def strictly(validate, value):
+    said = json.dumps(value)[:4000]
     try:
-        validate(value, strict=True)
+        made = validate(value, strict=True)
     except Exception as wrong:
-        raise AssertionError(f"{wrong}\n{json.dumps(value)[:4000]}") from None
+        raise AssertionError(f"{wrong}\n{said}") from None
+    unknown = set(beyond(made, ())) - OURS
+    assert not unknown, f"unknown to OpenAI: {sorted(unknown)}\n{said}"
+    complete(value, said)
+    # Events of a response carry it as it stands.
+    if isinstance(value.get("response"), dict):
+        complete(value["response"], said)
+
+
+def beyond(made, path):
+    """The paths of all fields that the models do not know, without the numbers of lists."""
+    if isinstance(made, openai.BaseModel):
+        for name in made.model_extra or ():
+            yield ".".join((*path, name))
+        for name in made.model_fields_set:
+            # Names that Python keeps for itself have another in the model.
+            yield from beyond(getattr(made, name), (*path, name))
+    elif isinstance(made, list):
+        for one in made:
+            yield from beyond(one, path)
+
+
+def complete(value, said):
+    """Whether all is there that OpenAI's service always says."""
+    if "deleted" in value:
+        return
+    for path, names in ALWAYS.get(value.get("object"), {}).items():
+        places = [value]
+        for step in path.split(".") if path else ():
+            places = [place.get(step) for place in places if place.get(step) is not None]
+            places = [one for p in places for one in (p if isinstance(p, list) else [p])]
+        for place in places:
+            missing = [name for name in names if name not in place]
+            assert not missing, f"{value['object']} {path}: not said: {missing}\n{said}"
 
 
 def echo(value):
@@ -129,7 +207,10 @@ class Tee(httpx.SyncByteStream):
             done(self.body)
 
     def close(self):
-        # A reader that stops early got no whole reply to look at.
+        # OpenAI's client leaves a stream at its last word. Who leaves before it got no whole reply.
+        if self.done and self.body.rstrip().endswith(b"data: [DONE]"):
+            done, self.done = self.done, None
+            done(self.body)
         self.inner.close()
 
 

@@ -1,9 +1,11 @@
 //! What was typed: flags and their help, checked for form, with no side effects.
 
 pub(crate) mod bench;
+mod cache;
 pub(crate) mod doctor;
 pub(crate) mod simulate;
 mod values;
+pub(crate) mod warm;
 
 use std::path::PathBuf;
 
@@ -12,6 +14,9 @@ use clap::Parser;
 use clap::Subcommand;
 
 pub(crate) use self::bench::Bench;
+pub(crate) use self::cache::CacheImport;
+pub(crate) use self::cache::CacheManifest;
+pub(crate) use self::cache::ScrubArgs;
 pub(crate) use self::doctor::DoctorArgs;
 pub(crate) use self::simulate::CacheSimulate;
 use self::values::budget;
@@ -23,6 +28,7 @@ use self::values::rate;
 use self::values::sequences;
 use self::values::span;
 use self::values::temperature;
+pub(crate) use self::warm::CacheWarm;
 use crate::share::Link;
 use crate::store::Budget;
 use crate::terms::Bytes;
@@ -268,6 +274,9 @@ pub(crate) struct Fetch {
     /// Fetch the experts of these layers alone, such as 1-20 (counted from 0)
     #[arg(long, value_parser = layers)]
     pub layers: Option<(u16, u16)>,
+    /// Fetch the experts first that this trace used most, as --trace of a generating command has written it
+    #[arg(long, value_name = "FILE", conflicts_with = "core")]
+    pub trace: Option<PathBuf>,
     /// Say what would be fetched, and fetch nothing but metadata
     #[arg(long)]
     pub dry_run: bool,
@@ -453,6 +462,8 @@ pub(crate) struct Serve {
     /// Connections at once [default: 4096, or what the system's limit on open files leaves]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..), help_heading = "Server")]
     pub max_connections: Option<u16>,
+    #[command(flatten)]
+    pub scrub: ScrubArgs,
 }
 
 /// `share`.
@@ -488,6 +499,8 @@ pub(crate) struct Share {
     /// Secret that clients must name, as in --hub http://:SECRET@host:8090; needed beyond loopback
     #[arg(long, help_heading = "Server")]
     pub token: Option<String>,
+    #[command(flatten)]
+    pub scrub: ScrubArgs,
 }
 
 /// `plan`.
@@ -530,13 +543,22 @@ pub(crate) enum Cache {
     Verify(CacheVerify),
     /// Evict the least recently used experts until a size is left
     Trim(CacheTrim),
+    /// Take over what another program has downloaded; resumable, with no network
+    Import(CacheImport),
+    /// Write, or hold the store against, a list of what every expert should be
+    Manifest(CacheManifest),
     /// Say what caches of other sizes and policies would have hit, from what --trace has written
     Simulate(CacheSimulate),
+    /// Fetch the experts that a trace used most, up to the cache's budget and --max-bytes; resumable
+    Warm(Box<CacheWarm>),
 }
 
 /// `cache stats`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct CacheStats {
+    /// One line a layer too
+    #[arg(long)]
+    pub layers: bool,
     #[command(flatten)]
     pub store: StoreArgs,
     /// One JSON object on stdout

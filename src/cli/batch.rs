@@ -1,13 +1,14 @@
 //! `batch`: many requests from a file, their replies into another.
 
 mod output;
+mod progress;
+mod room;
 
 use std::collections::HashMap;
 use std::collections::HashSet;
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -16,10 +17,10 @@ use std::time::Instant;
 
 use serde_json::Value;
 use serde_json::json;
-use sha2::Digest;
-use sha2::Sha256;
 
 use self::output::Output;
+use self::progress::Progress;
+use self::room::Room;
 use super::args::Batch;
 use super::args::Sequences;
 use super::exit;
@@ -45,7 +46,6 @@ use crate::model::Sequence;
 use crate::residency::Counts;
 use crate::server::BatchLine;
 use crate::server::BatchReader;
-use crate::terms::Bytes;
 
 /// Sequences in flight at most where nobody says how many.
 const SEQUENCES_MAX: u64 = 32;
@@ -53,11 +53,13 @@ const SEQUENCES_MAX: u64 = 32;
 const TOKENS_GUESSED: usize = 4096;
 /// Finished lines are synced, and their jobs removed, at most this often.
 const SYNC_EVERY: Duration = Duration::from_secs(1);
+/// That tokens or states cannot be kept is said at most this often.
+const TROUBLE_EVERY: Duration = Duration::from_secs(60);
 
 pub(super) fn command(args: &Batch, screen: &Arc<Screen>) -> Result<u8, CliError> {
     let interrupt = Interrupt::listen();
     let input = std::fs::read(&args.input).map_err(|e| output::file_error(&args.input, e))?;
-    if same(&args.input, &args.output) {
+    if output::same(&args.input, &args.output) {
         return Err(CliError::Usage(
             "the output is the input".to_owned(),
             Some("name another output file".to_owned()),
@@ -65,16 +67,24 @@ pub(super) fn command(args: &Batch, screen: &Arc<Screen>) -> Result<u8, CliError
     }
     // Before anything is fetched: a night's work must not end on a file that cannot be written.
     let output = Output::open(&args.output)?;
-    let errors = args.errors.clone().unwrap_or_else(|| beside(&args.output));
+    let errors = args
+        .errors
+        .clone()
+        .unwrap_or_else(|| output::beside(&args.output));
     let setup = setup::open(&args.model, true, &interrupt.flag(), screen)?;
     let home = setup.opened.store.store().home().to_owned();
-    let engine = setup::engine(setup.opened, &args.run, screen)?;
+    let most = match args.sequences {
+        Sequences::Some(n) => u64::from(n),
+        Sequences::Auto => SEQUENCES_MAX,
+    };
+    let most = usize::try_from(most).unwrap_or(1);
+    let engine = setup::engine_of_many(setup.opened, &args.run, most, screen)?;
     engine.opened().install_core(screen.as_ref())?;
     interrupt.gently();
     interrupt.stops(engine.stopper());
     // More sequences than fit take turns, by way of the disk.
     engine.set_state_memory(StateMemory {
-        budget: Some(super::env::memory_available() / 2),
+        budget: Some(setup::state_memory(&engine).0),
         spill: Some(home.clone()),
     });
     let reader = BatchReader::new(Arc::clone(&engine));
@@ -85,9 +95,10 @@ pub(super) fn command(args: &Batch, screen: &Arc<Screen>) -> Result<u8, CliError
         journal: Journal::open(&home)?,
         prefixes: Prefixes::open(&home),
         identity: Identity::of(&engine),
-        scope: scope(&args.output),
+        scope: output::scope(&args.output),
         interrupt: &interrupt,
         screen,
+        room: Room::new(screen, &interrupt),
         keep: Keep {
             every: args.save_every,
             for_next_turn: false,
@@ -126,8 +137,11 @@ struct State {
     kept: usize,
     answered: usize,
     tokens: u64,
+    /// Tokens of the replies that are in the output or about to be.
+    in_answers: u64,
     prompt_tokens: u64,
     recomputed: u64,
+    trouble: Option<Instant>,
     failure: Option<CliError>,
 }
 
@@ -141,6 +155,7 @@ struct Work<'a> {
     scope: String,
     interrupt: &'a Interrupt,
     screen: &'a Arc<Screen>,
+    room: Room<'a>,
     keep: Keep,
     patience: Option<Duration>,
     state: Mutex<State>,
@@ -188,8 +203,10 @@ impl State {
             said: now,
             answered: 0,
             tokens: 0,
+            in_answers: 0,
             prompt_tokens: 0,
             recomputed: 0,
+            trouble: None,
             failure: None,
         })
     }
@@ -245,9 +262,14 @@ impl Work<'_> {
         let mut names = Vec::new();
         for (choice, request) in requests.into_iter().enumerate() {
             let name = self.job(&line.id, choice);
-            let mut job = self
-                .journal
-                .create_as(&name, "batch", Value::Null, &self.identity)?;
+            let create = || {
+                let made = self
+                    .journal
+                    .create_as(&name, "batch", Value::Null, &self.identity);
+                // Jobs that are over may be what fills the disk.
+                made.map_err(|error| self.settled(error.into()))
+            };
+            let mut job = self.room.wait(create)?;
             names.push(name);
             if line.scored() && !job.ids().is_empty() {
                 job.replace(Value::Null, &self.identity)?;
@@ -295,8 +317,11 @@ impl Work<'_> {
             if ran.generation.finish == Finish::Interrupted {
                 return Ok(());
             }
-            self.lock().prompt_tokens += ran.generation.prompt_ids.len() as u64;
             let made = &ran.generation;
+            let mut state = self.lock();
+            state.prompt_tokens += made.prompt_ids.len() as u64;
+            state.in_answers += made.token_ids.len() as u64;
+            drop(state);
             self.reader.ended(self.engine, &mut line, choice, made);
         }
         let id = line.id.clone();
@@ -305,19 +330,34 @@ impl Work<'_> {
 
     /// Writes an answer down, and now and then has everything survive a power cut.
     fn finished(&self, id: &str, answer: &Value, jobs: Vec<String>) -> Result<(), CliError> {
+        self.room.wait(|| {
+            let added = self.lock().output.add(id, answer);
+            added.map_err(|error| self.settled(error))
+        })?;
         let mut state = self.lock();
-        state.output.add(id, answer)?;
         state.answered += 1;
         state.done.extend(jobs);
-        if state.synced.elapsed() < SYNC_EVERY {
-            return Ok(());
-        }
+        let due = state.synced.elapsed() >= SYNC_EVERY;
+        drop(state);
+        if due { self.settle() } else { Ok(()) }
+    }
+
+    /// Has the answers survive a power cut, and removes their jobs.
+    fn settle(&self) -> Result<(), CliError> {
+        let mut state = self.lock();
         state.synced = Instant::now();
         state.output.sync()?;
         let done = std::mem::take(&mut state.done);
         drop(state);
         self.tidy(&done);
         Ok(())
+    }
+
+    /// `error`, once everything is removed that is done with.
+    fn settled(&self, error: CliError) -> CliError {
+        // An output that cannot be synced keeps its jobs, and says so where it is written.
+        let _ = self.settle();
+        error
     }
 
     /// Removes jobs whose answers are safe. One that stays costs some bytes and is found again.
@@ -363,10 +403,20 @@ impl Work<'_> {
                 "{} is not used: {refusal}; its rows are computed again",
                 path.display()
             )),
-            Notice::Trouble(error) => self.screen.note(&format!(
-                "a stop now would cost more than usual: {}",
-                chain(error)
-            )),
+            Notice::Trouble(error) => {
+                // Every sequence has the same to say of the same disk.
+                let mut state = self.lock();
+                let again = state.trouble.is_none_or(|t| t.elapsed() >= TROUBLE_EVERY);
+                if !again {
+                    return;
+                }
+                state.trouble = Some(Instant::now());
+                drop(state);
+                self.screen.note(&format!(
+                    "a stop now would cost more than usual: {}",
+                    chain(error)
+                ));
+            }
         }
     }
 
@@ -378,27 +428,19 @@ impl Work<'_> {
             return;
         }
         state.said = Instant::now();
-        let seconds = self.began.elapsed().as_secs_f64();
-        let left = state.items.len() - state.kept - state.answered - wrong(&state.items);
-        #[expect(clippy::cast_precision_loss, reason = "shown in whole seconds")]
-        let each = seconds / state.answered.max(1) as f64;
         let counts = self.engine.counts().since(&self.before);
-        #[expect(clippy::cast_precision_loss, reason = "shown with two decimals")]
-        let mut line = format!(
-            "{} of {} lines, {} tokens, {:.2} tokens/s, {} fetched",
-            state.kept + state.answered,
-            state.items.len(),
-            state.tokens,
-            state.tokens as f64 / seconds,
-            Bytes(counts.bytes.hub + counts.bytes.peer + counts.core_hub),
-        );
-        if state.answered > 0 {
-            #[expect(clippy::cast_precision_loss, reason = "shown in whole seconds")]
-            let left = Duration::from_secs_f64((each * left as f64).min(1e9));
-            line.push_str(&format!(", about {} left", duration(left)));
-        }
+        let progress = Progress {
+            lines: state.items.len(),
+            over: state.kept + state.answered + wrong(&state.items),
+            answered: state.answered,
+            in_answers: state.in_answers,
+            tokens: state.tokens,
+            fetched: counts.bytes.hub + counts.bytes.peer + counts.core_hub,
+            read: counts.bytes.disk + counts.core_disk,
+            took: self.began.elapsed(),
+        };
         drop(state);
-        self.screen.note(&line);
+        self.screen.note(&progress.line());
     }
 
     /// Puts the files in order and says how it went.
@@ -417,11 +459,11 @@ impl Work<'_> {
                 Item::Wrong(_) => None,
             })
             .collect();
-        state.output.sort(ids.iter().copied())?;
+        self.room.wait(|| state.output.sort(ids.iter().copied()))?;
         let unfinished = ids.iter().filter(|id| !state.output.holds(id)).count();
         let wrong = wrong_lines(&state.items);
         if !wrong.is_empty() {
-            output::write_whole(errors, &wrong)?;
+            self.room.wait(|| output::write_whole(errors, &wrong))?;
         } else if errors.exists() {
             // Of an earlier run, whose errors are gone.
             std::fs::remove_file(errors).map_err(|e| output::file_error(errors, e))?;
@@ -543,33 +585,10 @@ fn read(reader: &BatchReader, input: &[u8], token_ids: bool) -> Vec<Item> {
     items
 }
 
-/// As many sequences as fit into a quarter of the memory that is free.
+/// As many sequences as fit at once into the memory for their states.
 fn auto(engine: &Engine) -> usize {
     let tokens = TOKENS_GUESSED.min(engine.spec().context);
     let each = Sequence::bytes(engine.spec(), tokens).max(1);
-    let fit = super::env::memory_available() / 4 / each;
+    let fit = setup::state_memory(engine).0 / each;
     usize::try_from(fit.clamp(1, SEQUENCES_MAX)).unwrap_or(1)
-}
-
-/// `out.jsonl` has its errors in `out.errors.jsonl`.
-fn beside(output: &Path) -> PathBuf {
-    match output.extension() {
-        Some(ending) => {
-            let mut name = std::ffi::OsString::from("errors.");
-            name.push(ending);
-            output.with_extension(name)
-        }
-        None => output.with_extension("errors"),
-    }
-}
-
-fn same(a: &Path, b: &Path) -> bool {
-    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
-}
-
-/// A short name for an output file.
-fn scope(output: &Path) -> String {
-    let path = output.canonicalize().unwrap_or_else(|_| output.to_owned());
-    let digest = Sha256::digest(path.display().to_string());
-    digest.iter().take(4).map(|b| format!("{b:02x}")).collect()
 }

@@ -1,7 +1,11 @@
 //! `cache`: looking after the store.
 
+mod import;
+mod manifest;
+
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use serde_json::Value;
 use serde_json::json;
@@ -16,19 +20,27 @@ use super::interrupt::Interrupt;
 use super::screen::Screen;
 use super::setup;
 use super::simulate;
+use super::warm;
 use crate::residency::InstallObserver;
+use crate::share;
 use crate::store::Budget;
+use crate::store::Held;
+use crate::store::Lookups;
 use crate::store::ModelStore;
 use crate::store::Store;
 use crate::store::VerifyOptions;
 use crate::terms::Bytes;
+use crate::terms::RepoId;
 
-pub(super) fn command(args: &Cache, screen: &Screen) -> Result<u8, CliError> {
+pub(super) fn command(args: &Cache, screen: &Arc<Screen>) -> Result<u8, CliError> {
     match args {
         Cache::Stats(args) => stats(args, screen),
         Cache::Verify(args) => verify(args, screen),
         Cache::Trim(args) => trim(args, screen),
+        Cache::Import(args) => import::import(args, screen),
+        Cache::Manifest(args) => manifest::manifest(args, screen),
         Cache::Simulate(args) => simulate::command(args, screen),
+        Cache::Warm(args) => warm::command(args, screen),
     }
 }
 
@@ -41,8 +53,8 @@ fn stats(args: &CacheStats, screen: &Screen) -> Result<u8, CliError> {
         .models()
         .iter()
         .map(|(repo, commit)| Holding::of(&store.model(repo, commit)))
-        .collect();
-    let bytes: u64 = holds.iter().map(|h| h.expert_bytes).sum();
+        .collect::<Result<_, _>>()?;
+    let bytes: u64 = holds.iter().map(|h| h.all.bytes).sum();
     if screen.json {
         screen.object(&json!({
             "home": home.display().to_string(),
@@ -67,6 +79,11 @@ fn stats(args: &CacheStats, screen: &Screen) -> Result<u8, CliError> {
     ));
     for holding in &holds {
         screen.text(&format!("{}\n", holding.line()));
+        if args.layers {
+            for (layer, held) in &holding.by_layer {
+                screen.text(&format!("  layer {layer}: {}\n", line(held)));
+            }
+        }
     }
     Ok(exit::DONE)
 }
@@ -100,10 +117,11 @@ fn verify(args: &CacheVerify, screen: &Screen) -> Result<u8, CliError> {
             screen.note(&format!("{}: {damage}", path.display()));
         }
         let line = format!(
-            "{repo} at {:.10}: {} files, {} read; {} proved by whole shards, {} first arrivals; {} damaged, {} removed\n",
+            "{repo} at {:.10}: {} files, {} read; {} proved by a manifest, {} by whole shards, {} first arrivals; {} damaged, {} removed\n",
             commit.as_str(),
             found.files,
             Bytes(found.bytes),
+            found.manifest,
             found.whole_shard,
             found.first_use,
             found.damaged.len(),
@@ -151,61 +169,120 @@ fn trim(args: &CacheTrim, screen: &Screen) -> Result<u8, CliError> {
     Ok(exit::DONE)
 }
 
+/// The repository of that name, or the real K3.
+fn repo_named(name: Option<&str>) -> Result<RepoId, CliError> {
+    let name = match name {
+        Some("demo") => share::Embedded::REPO,
+        Some(name) => name,
+        None => setup::DEFAULT_MODEL,
+    };
+    let parsed = name.parse();
+    parsed.map_err(|error| CliError::Usage(format!("--model: {error}"), None))
+}
+
 /// What the store holds of one model.
 struct Holding {
     model: String,
     revision: String,
-    experts: usize,
-    expert_bytes: u64,
     core_bytes: u64,
-    by_layer: BTreeMap<u16, usize>,
+    all: Held,
+    by_layer: BTreeMap<u16, Held>,
 }
 
 impl Holding {
-    fn of(model: &ModelStore) -> Holding {
-        let experts = model.experts();
-        let mut by_layer = BTreeMap::new();
-        for (key, _) in &experts {
-            *by_layer.entry(key.layer).or_insert(0) += 1;
-        }
+    fn of(model: &ModelStore) -> Result<Holding, CliError> {
+        let by_layer = model.held()?;
         let core = std::fs::read_dir(model.folder().join("core"))
             .into_iter()
             .flatten()
             .flatten();
-        Holding {
+        Ok(Holding {
             model: model.repo().to_string(),
             revision: model.commit().to_string(),
-            experts: experts.len(),
-            expert_bytes: experts.iter().map(|(_, len)| len).sum(),
             core_bytes: core
                 .filter_map(|f| f.metadata().ok())
                 .map(|m| m.len())
                 .sum(),
+            all: by_layer.values().fold(Held::default(), Held::plus),
             by_layer,
-        }
-    }
-
-    fn json(&self) -> Value {
-        let layers = self.by_layer.iter();
-        json!({
-            "model": self.model,
-            "revision": self.revision,
-            "experts": self.experts,
-            "expert_bytes": self.expert_bytes,
-            "core_bytes": self.core_bytes,
-            "by_layer": layers.map(|(l, n)| json!({"layer": l, "experts": n})).collect::<Vec<_>>(),
         })
     }
 
+    fn json(&self) -> Value {
+        let layers = self.by_layer.iter().map(|(layer, held)| {
+            let mut fields = serde_json::Map::new();
+            fields.insert("layer".to_owned(), json!(layer));
+            fields.insert("experts".to_owned(), json!(held.experts));
+            fields.insert("bytes".to_owned(), json!(held.bytes));
+            fields.extend(proofs_and_lookups(held));
+            Value::Object(fields)
+        });
+        let layers: Vec<Value> = layers.collect();
+        let mut fields = serde_json::Map::new();
+        fields.insert("model".to_owned(), json!(self.model));
+        fields.insert("revision".to_owned(), json!(self.revision));
+        fields.insert("experts".to_owned(), json!(self.all.experts));
+        fields.insert("expert_bytes".to_owned(), json!(self.all.bytes));
+        fields.insert("core_bytes".to_owned(), json!(self.core_bytes));
+        fields.extend(proofs_and_lookups(&self.all));
+        fields.insert("by_layer".to_owned(), json!(layers));
+        Value::Object(fields)
+    }
+
     fn line(&self) -> String {
+        let layers = self.by_layer.values().filter(|held| held.experts > 0);
         format!(
-            "{} at {:.10}: {} experts in {} layers, {}; core {}",
+            "{} at {:.10}: {} in {} layers; core {}",
             self.model,
             self.revision,
-            self.experts,
-            self.by_layer.len(),
-            Bytes(self.expert_bytes),
+            line(&self.all),
+            layers.count(),
             Bytes(self.core_bytes)
         )
     }
+}
+
+/// How well experts are proved, and how often they were there when they were needed.
+fn proofs_and_lookups(held: &Held) -> serde_json::Map<String, Value> {
+    let fields = json!({
+        "levels": {
+            "manifest": held.manifest,
+            "whole_shard": held.whole_shard,
+            "first_use": held.first_use,
+            "unknown": held.unknown,
+        },
+        "lookups": {
+            "hits": held.lookups.hits,
+            "misses": held.lookups.misses,
+            "rate": held.lookups.rate(),
+        },
+    });
+    match fields {
+        Value::Object(fields) => fields,
+        _ => serde_json::Map::new(),
+    }
+}
+
+fn line(held: &Held) -> String {
+    let mut text = format!("{} experts, {}", held.experts, Bytes(held.bytes));
+    let levels = [
+        (held.manifest, "by a manifest"),
+        (held.whole_shard, "by whole shards"),
+        (held.first_use, "first arrivals"),
+        (held.unknown, "by nothing"),
+    ];
+    let proved: Vec<String> = levels
+        .iter()
+        .filter(|(experts, _)| *experts > 0)
+        .map(|(experts, by)| format!("{experts} {by}"))
+        .collect();
+    if !proved.is_empty() {
+        text += &format!(" (proved: {})", proved.join(", "));
+    }
+    if let Some(rate) = held.lookups.rate() {
+        let Lookups { hits, misses } = held.lookups;
+        let all = hits.saturating_add(misses);
+        text += &format!(", {:.1} % of {all} lookups found theirs", rate * 100.0);
+    }
+    text
 }

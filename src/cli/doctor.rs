@@ -462,6 +462,7 @@ fn memory(shapes: &[(String, Shape)], findings: &mut Findings) {
             threads: setup::default_threads(),
             context: CONTEXT,
             sequences: 1,
+            taking_turns: false,
             core: CoreChoice::Auto,
             lookahead: crate::residency::Lookahead::Off,
         };

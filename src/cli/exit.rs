@@ -59,6 +59,9 @@ pub(super) enum CliError {
     /// Something is not what it has to be.
     #[error("{0}")]
     Damaged(String, String),
+    /// Something is not there.
+    #[error("{0}")]
+    Missing(String, String),
 }
 
 impl From<ResidencyError> for CliError {
@@ -91,7 +94,7 @@ impl CliError {
             | CliError::Server(ServerError::Bind { .. }) => NETWORK,
             CliError::Share(ShareError::Start(_)) => MEMORY,
             CliError::Share(_) => MISSING,
-            CliError::Job(JobError::NotFound { .. }) => MISSING,
+            CliError::Job(JobError::NotFound { .. }) | CliError::Missing(..) => MISSING,
             CliError::Job(JobError::Damaged { .. }) | CliError::Damaged(..) => DAMAGED,
             CliError::Job(JobError::Name { .. } | JobError::Busy { .. }) => USAGE,
             CliError::Trace(TraceError::Other { .. }) => USAGE,
@@ -113,7 +116,9 @@ impl CliError {
             CliError::Job(error) => error.hint(),
             CliError::Trace(error) => error.hint(),
             CliError::File { .. } => None,
-            CliError::NoSpace(_, hint) | CliError::Damaged(_, hint) => Some(hint.clone()),
+            CliError::NoSpace(_, hint)
+            | CliError::Damaged(_, hint)
+            | CliError::Missing(_, hint) => Some(hint.clone()),
         }
     }
 }

@@ -12,17 +12,24 @@ use super::exit::CliError;
 use super::interrupt::Interrupt;
 use super::screen::Screen;
 use super::setup;
+use super::warm;
 use crate::residency::Installed;
 use crate::residency::Opened;
 use crate::residency::Plan;
 use crate::residency::Proved;
 use crate::residency::ResidencyError;
 use crate::terms::Bytes;
+use crate::terms::ExpertKey;
 
 pub(super) fn command(args: &Fetch, screen: &Arc<Screen>) -> Result<u8, CliError> {
     let interrupt = Interrupt::listen();
     let setup = setup::open(&args.model, true, &interrupt.flag(), screen)?;
     let layers = args.layers.map(|(first, last)| first..=last);
+    // Read before anything is fetched: a trace of another model is a mistake to be told of at once.
+    let order = match &args.trace {
+        Some(file) => warm::order(file, &setup.opened)?,
+        None => Vec::new(),
+    };
     let plan = setup.opened.plan(layers.as_ref());
     let missing = if args.core {
         plan.core_missing
@@ -51,10 +58,11 @@ pub(super) fn command(args: &Fetch, screen: &Arc<Screen>) -> Result<u8, CliError
             "free some space, choose another --home, fetch fewer --layers, or stream with a --cache that fits".to_owned(),
         ));
     }
+    screen.tell_disk_of(setup.opened.store.store().home());
     let mut installed = Installed::default();
     let mut proved = None;
     if !args.dry_run {
-        match install(&setup.opened, args, layers.as_ref(), screen) {
+        match install(&setup.opened, args, (layers.as_ref(), &order), screen) {
             Ok(done) => (installed, proved) = done,
             Err(ResidencyError::Interrupted) => {
                 screen.note(
@@ -87,7 +95,7 @@ pub(super) fn command(args: &Fetch, screen: &Arc<Screen>) -> Result<u8, CliError
 fn install(
     opened: &Opened,
     args: &Fetch,
-    layers: Option<&RangeInclusive<u16>>,
+    (layers, order): (Option<&RangeInclusive<u16>>, &[ExpertKey]),
     screen: &Screen,
 ) -> Result<(Installed, Option<Proved>), ResidencyError> {
     if args.core {
@@ -98,7 +106,7 @@ fn install(
     // A full install is the cache that never evicts.
     opened.store.set_unlimited(true)?;
     opened.install_core(screen)?;
-    let installed = opened.install_experts(layers, &[], screen)?;
+    let installed = opened.install_experts(layers, order, screen)?;
     screen.note(&format!(
         "{} experts fetched; everything asked for is in the store",
         installed.fetched

@@ -6,7 +6,7 @@
 //! setup.rs   what both mean: store, sources, model, engine
 //! generate   demo   fetch   serve   share   cache      one command a file
 //! batch   session   chat   sessions   prefix                  work that outlives the process
-//! plan   bench   doctor   simulate                     what will be, what is, what would have been
+//! plan   bench   doctor   simulate   warm              what will be, what is, what would have been
 //! screen.rs, live.rs, report.rs                        what you see
 //! exit.rs    what failures are called on the way out
 //! ```
@@ -29,12 +29,14 @@ mod plan;
 mod prefix;
 mod report;
 mod screen;
+mod scrub;
 mod serve;
 mod session;
 mod sessions;
 mod setup;
 mod share;
 mod simulate;
+mod warm;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -84,7 +86,10 @@ pub fn run() -> ExitCode {
         Command::Cache(args::Cache::Stats(a)) => (a.json, 0),
         Command::Cache(args::Cache::Verify(a)) => (a.json, 0),
         Command::Cache(args::Cache::Trim(a)) => (a.json, 0),
+        Command::Cache(args::Cache::Import(a)) => (a.json, 0),
+        Command::Cache(args::Cache::Manifest(a)) => (a.json, 0),
         Command::Cache(args::Cache::Simulate(a)) => (a.json, 0),
+        Command::Cache(args::Cache::Warm(a)) => (a.json, a.verbose),
     };
     let screen = Arc::new(Screen::new(json, verbose));
     let outcome = match &cli.command {

@@ -70,6 +70,7 @@ pub(super) fn command(args: &PlanArgs, screen: &Arc<Screen>) -> Result<u8, CliEr
         threads,
         context: args.context,
         sequences: args.sequences,
+        taking_turns: false,
         core: crate::residency::CoreChoice::Auto,
         lookahead: crate::residency::Lookahead::Off,
     };

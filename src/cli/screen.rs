@@ -5,6 +5,8 @@
 
 use std::io::IsTerminal;
 use std::io::Write;
+use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -16,6 +18,7 @@ use indicatif::ProgressBar;
 use indicatif::ProgressStyle;
 
 use super::exit::CliError;
+use super::setup;
 use crate::hub::Hub;
 use crate::hub::HubObserver;
 use crate::hub::HubStats;
@@ -25,6 +28,8 @@ use crate::terms::Bytes;
 
 /// How often a plain line tells of progress where no terminal can show it moving.
 pub(super) const PLAIN_EVERY: Duration = Duration::from_secs(10);
+/// How often a disk is asked how much is left of it.
+const ROOM_EVERY: Duration = Duration::from_secs(1);
 
 /// Where words go.
 #[derive(Debug)]
@@ -36,6 +41,8 @@ pub(super) struct Screen {
     stage: Mutex<Option<Stage>>,
     /// Whose limits the progress lines tell.
     hub: Mutex<Weak<Hub>>,
+    /// Whose free space they tell.
+    disk: Mutex<Option<PathBuf>>,
 }
 
 #[derive(Debug)]
@@ -47,6 +54,37 @@ struct Stage {
     began: Instant,
     said: Instant,
     bar: Option<ProgressBar>,
+    room: Room,
+}
+
+/// What is free on the disk that fills up, asked for once a second at most.
+#[derive(Debug)]
+struct Room {
+    folder: Option<PathBuf>,
+    asked: Option<Instant>,
+    told: String,
+}
+
+impl Room {
+    fn of(folder: Option<PathBuf>) -> Room {
+        Room {
+            folder,
+            asked: None,
+            told: String::new(),
+        }
+    }
+
+    /// The end of a progress line: nothing, if no disk was named or it does not tell.
+    fn left(&mut self) -> &str {
+        let due = self.asked.is_none_or(|asked| asked.elapsed() >= ROOM_EVERY);
+        if let Some(folder) = self.folder.as_ref().filter(|_| due) {
+            self.asked = Some(Instant::now());
+            self.told = setup::free(folder).map_or_else(String::new, |free| {
+                format!(", {} of disk left", Bytes(free))
+            });
+        }
+        &self.told
+    }
 }
 
 impl Screen {
@@ -58,7 +96,14 @@ impl Screen {
             text_terminal: std::io::stdout().is_terminal(),
             stage: Mutex::new(None),
             hub: Mutex::new(Weak::new()),
+            disk: Mutex::new(None),
         }
+    }
+
+    /// Tells what is free on the disk that holds `folder` in progress lines from now on.
+    pub(super) fn tell_disk_of(&self, folder: &Path) {
+        let mut disk = self.disk.lock().unwrap_or_else(PoisonError::into_inner);
+        *disk = Some(folder.to_owned());
     }
 
     /// Tells the limits of `hub` in progress lines from now on.
@@ -172,6 +217,12 @@ impl InstallObserver for Screen {
             began: now,
             said: now,
             bar,
+            room: Room::of(
+                self.disk
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .clone(),
+            ),
         };
         *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = Some(stage);
     }
@@ -184,11 +235,13 @@ impl InstallObserver for Screen {
         match &stage.bar {
             Some(bar) => {
                 bar.set_position(stage.done);
-                bar.set_message(format!("{}{}", stage.what, self.limits()));
+                let left = stage.room.left();
+                bar.set_message(format!("{}{left}{}", stage.what, self.limits()));
             }
             None if stage.said.elapsed() >= PLAIN_EVERY => {
                 stage.said = Instant::now();
-                let line = format!("{}{}", stage.line(), self.limits());
+                let line = stage.line();
+                let line = format!("{line}{}{}", stage.room.left(), self.limits());
                 drop(guard);
                 self.note(&line);
             }
@@ -267,5 +320,28 @@ pub(super) fn duration(time: Duration) -> String {
         60..3_600 => format!("{} min {} s", seconds / 60, seconds % 60),
         3_600..172_800 => format!("{} h {} min", seconds / 3_600, seconds / 60 % 60),
         _ => format!("{} days {} h", seconds / 86_400, seconds / 3_600 % 24),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+
+    #[test]
+    fn a_line_tells_what_is_left_of_the_disk_that_was_named() {
+        assert_eq!(Room::of(None).left(), "");
+        let folder = tempfile::tempdir().unwrap();
+        // A store that is not there yet will lie on the disk that holds what is above it.
+        let mut room = Room::of(Some(folder.path().join("not/yet")));
+        let free = room.left().strip_prefix(", ").unwrap();
+        let free = free.strip_suffix(" of disk left").unwrap();
+        let free: Bytes = free.replace(' ', "").parse().unwrap();
+        let real = setup::free(folder.path()).unwrap();
+        assert!(free.0.abs_diff(real) < real / 10, "{free} of {real}");
+        let (asked, told) = (room.asked, room.told.clone());
+        assert_eq!(room.left(), told);
+        assert!(room.asked == asked || asked.unwrap().elapsed() >= ROOM_EVERY);
     }
 }

@@ -4,15 +4,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::args::Ram;
 use super::args::Serve;
 use super::env::Env;
 use super::exit;
 use super::exit::CliError;
 use super::interrupt::Interrupt;
 use super::screen::Screen;
+use super::scrub::Scrub;
 use super::setup;
 use super::share::address;
+use crate::engine::AtLimit;
 use crate::engine::Engine;
 use crate::engine::Prefixes;
 use crate::engine::StateMemory;
@@ -56,7 +57,10 @@ pub(super) fn command(args: &Serve, screen: &Arc<Screen>) -> Result<u8, CliError
     server.loading("opening the model and fetching its core");
     let setup = setup::open(&args.model, true, &interrupt.flag(), screen)?;
     let home = setup.opened.store.store().home().to_owned();
-    let engine = setup::engine(setup.opened, &args.run, screen)?;
+    let sequences = usize::from(args.parallel);
+    let engine = setup::engine_of_many(setup.opened, &args.run, sequences, screen)?;
+    // Whoever set the limit can move it: what is paused goes on.
+    engine.set_at_limit(AtLimit::Wait);
     engine.opened().install_core(screen.as_ref())?;
     // From here on the first signal lets the pass at work be finished, so that states can be kept.
     interrupt.gently();
@@ -65,12 +69,20 @@ pub(super) fn command(args: &Serve, screen: &Arc<Screen>) -> Result<u8, CliError
     let journal = Journal::open(&home)?;
     server.keep(journal.clone(), Identity::of(&engine));
     server.keep_files(&home)?;
+    let (store, meter) = {
+        let opened = engine.opened();
+        (opened.store.clone(), Arc::clone(&opened.meter))
+    };
+    // Memory answers too: a server whose experts are all there is not idle.
+    let work = move || meter.counts().requested;
+    let scrub = Scrub::telling(screen, store, args.scrub.scrub, work);
     server.ready(engine)?;
     screen.note(&format!("{name} is ready; clients use the base URL {base}"));
     // Not the flag: a client that leaves raises it too, to end its generation.
     while !interrupt.asked() {
         std::thread::sleep(Duration::from_millis(50));
     }
+    drop(scrub);
     screen.note("stopping: what runs is finished or kept; once more ends at once");
     server.drain(GRACE, PATIENCE);
     server.stop();
@@ -83,14 +95,10 @@ pub(super) fn command(args: &Serve, screen: &Arc<Screen>) -> Result<u8, CliError
 
 /// Gives the engine its memory for running sequences and for what earlier ones have left.
 fn remember(engine: &Engine, home: &Path, args: &Serve) -> Result<Option<Arc<States>>, CliError> {
-    // What the plan gave to weights is in use or set aside by now: this is of what it left.
-    let free = match args.run.ram {
-        Ram::Size(bytes) => bytes.min(super::env::memory_available()),
-        Ram::Auto => super::env::memory_available(),
-    };
+    let (running, kept) = setup::state_memory(engine);
     // More sequences than fit take turns, by way of the disk.
     engine.set_state_memory(StateMemory {
-        budget: Some(free / 2),
+        budget: Some(running),
         spill: Some(home.to_owned()),
     });
     let states = if args.states.0 == 0 {
@@ -101,7 +109,7 @@ fn remember(engine: &Engine, home: &Path, args: &Serve) -> Result<Option<Arc<Sta
         Some(Arc::new(States::open(home, identity, spec, args.states.0)?))
     };
     engine.set_prefixes(Prefixes {
-        bytes: free / 8,
+        bytes: kept,
         every_tokens: Some(STATE_EVERY),
         store: states.clone().map(|states| states as Arc<dyn StateStore>),
     });

@@ -27,6 +27,7 @@ use crate::residency::Demand;
 use crate::residency::Lookahead;
 use crate::residency::OpenRequest;
 use crate::residency::Opened;
+use crate::residency::Share;
 use crate::residency::ram;
 use crate::share;
 use crate::store::Budget;
@@ -111,6 +112,7 @@ pub(super) fn open_for(
     let repo = repo(args, &sources)?;
     sources.extend(hf_cache(env, &repo));
     let store = store(&args.store, env, remember)?;
+    tell(&store, screen);
     let hub = hub(args, env, sources, offline, screen)?;
     // A folder that was named, or the demo's own hub; not a cache that others left here, which may
     // lag behind what the store already has.
@@ -255,6 +257,12 @@ fn store(args: &StoreArgs, env: &Env, remember: Remember) -> Result<Store, CliEr
     Ok(store)
 }
 
+/// Has the person told what a store finds out behind everybody's back.
+pub(super) fn tell(store: &Store, screen: &Arc<Screen>) {
+    let screen = Arc::clone(screen);
+    store.on_notice(move |text| screen.note(text));
+}
+
 /// Opens the store to look at it: looking may not evict, whatever budget was last set.
 pub(super) fn look(args: &StoreArgs) -> Result<Store, CliError> {
     let home = home(args, &Env::read())?;
@@ -267,7 +275,13 @@ pub(super) fn look(args: &StoreArgs) -> Result<Store, CliError> {
     })?)
 }
 
-/// Free bytes of the disk that a folder lies or will lie on, and the reserve it has by default.
+/// Free bytes of the disk that a folder lies or will lie on.
+pub(super) fn free(folder: &Path) -> Option<u64> {
+    let found = folder.ancestors().find_map(|f| rustix::fs::statvfs(f).ok());
+    found.map(|s| s.f_bavail.saturating_mul(s.f_frsize))
+}
+
+/// The same, and the reserve it has by default.
 fn disk(folder: &Path) -> (u64, u64) {
     let found = folder.ancestors().find_map(|f| rustix::fs::statvfs(f).ok());
     let (free, total) = found.map_or((0, 0), |s| {
@@ -327,6 +341,49 @@ pub(super) fn engine(
     run: &RunArgs,
     screen: &Arc<Screen>,
 ) -> Result<Arc<Engine>, CliError> {
+    engine_within(opened, run, demand(run), screen)
+}
+
+/// The same for so many sequences at once, and states of earlier ones.
+pub(super) fn engine_of_many(
+    opened: Opened,
+    run: &RunArgs,
+    sequences: usize,
+    screen: &Arc<Screen>,
+) -> Result<Arc<Engine>, CliError> {
+    let demand = Demand {
+        sequences,
+        taking_turns: true,
+        ..demand(run)
+    };
+    engine_within(opened, run, demand, screen)
+}
+
+/// Memory for the states of running sequences, and for those of earlier texts: what the plan gave to
+/// states, and of what it gave to nobody a part.
+pub(super) fn state_memory(engine: &Engine) -> (u64, u64) {
+    let plan = engine.memory();
+    let states = plan.bytes(Share::Sequences);
+    let unused = match plan.budget {
+        Some(budget) => budget.saturating_sub(plan.total()),
+        // Nothing tells how much there is but what is free now.
+        None => super::env::memory_available(),
+    };
+    // A limit of fetched bytes has a sweep's states copied where it may break off.
+    let capped = engine.fetch_limit().max.is_some();
+    let running = states / 4 * 3 + unused / 2;
+    (
+        if capped { running / 2 } else { running },
+        states / 4 + unused / 8,
+    )
+}
+
+fn engine_within(
+    opened: Opened,
+    run: &RunArgs,
+    memory: Demand,
+    screen: &Arc<Screen>,
+) -> Result<Arc<Engine>, CliError> {
     let isa = match &run.isa {
         None => Isa::best(),
         Some(name) => Isa::available()
@@ -346,7 +403,7 @@ pub(super) fn engine(
         EngineOptions {
             isa,
             threads,
-            memory: demand(run),
+            memory,
         },
     )?;
     if let Some(file) = &run.trace {
@@ -368,6 +425,7 @@ pub(super) fn demand(run: &RunArgs) -> Demand {
         threads: 0,
         context: CONTEXT,
         sequences: 1,
+        taking_turns: false,
         core: match run.core {
             None => CoreChoice::Auto,
             Some(CoreArg::Mmap) => CoreChoice::Mapped,

@@ -10,11 +10,13 @@ use super::exit;
 use super::exit::CliError;
 use super::interrupt::Interrupt;
 use super::screen::Screen;
+use super::scrub::Scrub;
 use super::setup;
 use crate::hub::Hub;
 use crate::residency::OpenRequest;
 use crate::residency::Opened;
 use crate::share;
+use crate::store::ModelStore;
 use crate::terms::Bytes;
 
 pub(super) fn command(args: &Share, screen: &Arc<Screen>) -> Result<u8, CliError> {
@@ -33,6 +35,7 @@ pub(super) fn command(args: &Share, screen: &Arc<Screen>) -> Result<u8, CliError
         name,
         backend,
         hub,
+        store,
         _demo,
     } = shared(args, &interrupt, screen)?;
     let options = share::ShareOptions {
@@ -50,11 +53,19 @@ pub(super) fn command(args: &Share, screen: &Arc<Screen>) -> Result<u8, CliError
         "  deltafin stream --hub {url} --model {name} \"Who are you?\""
     ));
     screen.note("Ctrl-C ends");
+    let served = Arc::new(served);
+    let scrub = store.and_then(|store| {
+        let served = Arc::clone(&served);
+        let work = move || served.stats().body_bytes;
+        Scrub::telling(screen, store, args.scrub.scrub, work)
+    });
     while !interrupt.asked() {
         std::thread::sleep(Duration::from_millis(100));
     }
+    drop(scrub);
     let stats = served.stats();
-    served.stop();
+    // The last that holds it: its end is that of the server.
+    drop(served);
     screen.note(&format!(
         "{} requests for bytes, {} sent",
         stats.body_requests,
@@ -72,6 +83,8 @@ struct Shared {
     name: String,
     backend: Arc<dyn share::Backend>,
     hub: Option<Arc<Hub>>,
+    /// Where its experts lie, unless they come from elsewhere than a store.
+    store: Option<ModelStore>,
     /// The embedded model's own hub, for as long as it is needed.
     _demo: Option<share::Server>,
 }
@@ -81,6 +94,7 @@ fn shared(args: &Share, interrupt: &Interrupt, screen: &Arc<Screen>) -> Result<S
         name,
         backend,
         hub: None,
+        store: None,
         _demo: None,
     };
     if args.through {
@@ -113,8 +127,12 @@ fn shared(args: &Share, interrupt: &Interrupt, screen: &Arc<Screen>) -> Result<S
     };
     // Sharing reads; it may not evict.
     let store = setup::look(&args.store)?;
+    setup::tell(&store, screen);
     let opened = Opened::open(&store, None, &request, interrupt.flag(), screen.as_ref())?;
-    Ok(alone(name, Arc::new(share::Stored::new(&opened)?)))
+    Ok(Shared {
+        store: Some(opened.store.clone()),
+        ..alone(name, Arc::new(share::Stored::new(&opened)?))
+    })
 }
 
 /// A store with its hub behind it. The core comes first: every client needs all of it, and a part
@@ -136,6 +154,7 @@ fn through(args: &Share, interrupt: &Interrupt, screen: &Arc<Screen>) -> Result<
         name: setup.opened.repo.to_string(),
         backend: Arc::new(share::ThroughStore::new(&setup.opened)?),
         hub: setup.hub,
+        store: Some(setup.opened.store.clone()),
         _demo: setup._demo,
     })
 }

@@ -21,6 +21,8 @@ pub enum Phase {
     Prefill,
     /// Generating.
     Decode,
+    /// Waiting for a higher limit of fetched bytes.
+    Paused,
 }
 
 /// A photograph of the engine at work: of the generation that has been in it longest, and of the

@@ -17,6 +17,7 @@
 
 mod error;
 mod generate;
+mod limit;
 mod line;
 mod live;
 mod pace;
@@ -38,6 +39,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 pub use error::EngineError;
+pub use limit::AtLimit;
+pub use limit::FetchLimit;
 pub use line::StateMemory;
 pub use live::Phase;
 pub use live::Progress;
@@ -219,6 +222,32 @@ impl Engine {
     /// What is kept of earlier texts, and what that has saved.
     pub fn prefix_stats(&self) -> PrefixStats {
         self.kept.stats()
+    }
+
+    /// Says what generations do where the limit of fetched bytes is reached. Their states are whole
+    /// either way, told of where [`Request::snapshots`] wants any, and kept for later texts.
+    pub fn set_at_limit(&self, at_limit: AtLimit) {
+        self.machine().set_at_limit(at_limit);
+    }
+
+    /// The limit of fetched bytes, and what counts against it. Without a hub there is none.
+    pub fn fetch_limit(&self) -> FetchLimit {
+        let hub = self.opened().hub.as_ref();
+        let (max, used) = hub.map_or((None, 0), |hub| hub.bytes_limit());
+        FetchLimit { max, used }
+    }
+
+    /// Bytes a second that come over the network, lately.
+    pub fn fetch_rate(&self) -> u64 {
+        let hub = self.opened().hub.as_ref();
+        hub.map_or(0, |hub| hub.stats().bytes_per_s)
+    }
+
+    /// Sets the limit of fetched bytes; whoever waits at a lower one goes on. `None` is no limit.
+    pub fn set_fetch_limit(&self, max: Option<u64>) {
+        if let Some(hub) = &self.opened().hub {
+            hub.set_bytes_max(max);
+        }
     }
 
     /// What moving states to disk and back has cost.

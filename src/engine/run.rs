@@ -2,10 +2,13 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::time::Duration;
 use std::time::Instant;
 
 use super::Engine;
 use super::EngineError;
+use super::limit;
+use super::limit::AtLimit;
 use super::live::Phase;
 use super::live::Running;
 use super::reply::Telling;
@@ -61,6 +64,9 @@ pub(super) struct Run<'a> {
     capture: Option<Capture>,
     keeping: Option<Keeping>,
 }
+
+/// How often who waits for a higher limit looks whether there is one, or whether to stop.
+const PAUSE_CHECK: Duration = Duration::from_millis(50);
 
 /// Which states are kept for later texts.
 struct Keeping {
@@ -352,12 +358,46 @@ impl<'a> Run<'a> {
                     self.sequence = sequence;
                     return Err(Ended::Stopped);
                 }
+                Err(Lost::Limited(sequence, error)) => {
+                    self.sequence = Some(sequence);
+                    self.pause(error)?;
+                    continue;
+                }
                 Err(lost) => return Err(ended(lost)),
             }
             if self.state_is_due() && self.tell_state().is_break() {
                 return Err(Ended::Stopped);
             }
         }
+        Ok(())
+    }
+
+    /// The limit of fetched bytes is reached. The state is whole, and kept at once: this may last for
+    /// days, and processes end. Returns when there is a higher limit.
+    fn pause(&mut self, error: Arc<ResidencyError>) -> Result<(), Ended> {
+        if self.request.snapshots.wanted() && self.len() > self.told.len {
+            // Whether to stop is asked below.
+            let _ = self.tell_state();
+        }
+        self.keep(true);
+        let machine = self.engine.machine();
+        if machine.at_limit() == AtLimit::Fail {
+            return Err(Ended::Failed(error));
+        }
+        let reading = self.len() < self.given;
+        self.now(|running| running.phase = Phase::Paused);
+        let reached = limit::reached(&error);
+        while self.engine.fetch_limit().max == reached {
+            if self.seat.stopping() {
+                return Err(Ended::Stopped);
+            }
+            std::thread::sleep(PAUSE_CHECK);
+        }
+        let phase = match reading {
+            true => Phase::Prefill,
+            false => Phase::Decode,
+        };
+        self.now(|running| running.phase = phase);
         Ok(())
     }
 
@@ -430,7 +470,7 @@ fn boundary(stop_ids: &[TokenId], request: &Request, prompt: &[TokenId]) -> usiz
 
 fn ended(lost: Lost) -> Ended {
     match lost {
-        Lost::Failed(error) => Ended::Failed(error),
+        Lost::Failed(error) | Lost::Limited(_, error) => Ended::Failed(error),
         Lost::Stopped(_) | Lost::Evicted => Ended::Stopped,
         Lost::Panicked => panic!("the arithmetic panicked; its own message came first"),
     }

@@ -41,19 +41,37 @@ pub fn sample(logits: &[f32], sampling: &Sampling, position: usize) -> TokenId {
         );
     }
     let mut ranked: Vec<(usize, f64)> = logits.iter().map(|&l| weight(l)).enumerate().collect();
-    ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     let total: f64 = ranked.iter().map(|r| r.1).sum();
-    let mut kept = 0.0;
-    let mut count = 0;
-    for (_, weight) in &ranked {
-        kept += weight;
-        count += 1;
-        if kept >= f64::from(sampling.top_p) * total {
-            break;
-        }
-    }
+    let (kept, count) = nucleus(&mut ranked, f64::from(sampling.top_p) * total);
     ranked.truncate(count);
     id(walk(ranked.into_iter(), draw * kept).unwrap_or(best))
+}
+
+/// Brings the likeliest to the front, in order, until their weights reach `wanted`; their sum and number.
+///
+/// Mostly some hundreds of a hundred thousand are enough, and sorting all of them takes longer than a small model's
+/// pass. So ever larger parts are set apart first, each of which is then sorted.
+pub(super) fn nucleus(ranked: &mut [(usize, f64)], wanted: f64) -> (f64, usize) {
+    let order = |a: &(usize, f64), b: &(usize, f64)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+    let (mut kept, mut count) = (0.0, 0);
+    let mut part = 256;
+    while count < ranked.len() {
+        let rest = &mut ranked[count..];
+        let here = part.min(rest.len());
+        if here < rest.len() {
+            rest.select_nth_unstable_by(here, order);
+        }
+        rest[..here].sort_unstable_by(order);
+        for (_, weight) in &rest[..here] {
+            kept += weight;
+            count += 1;
+            if kept >= wanted {
+                return (kept, count);
+            }
+        }
+        part *= 8;
+    }
+    (kept, count)
 }
 
 /// The index of the largest logit, the lowest of equals; NaN never wins.

@@ -17,6 +17,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use std::time::Instant;
 
+use super::limit;
+use super::limit::Before;
 use super::line::Action;
 use super::line::Due;
 use super::line::Entry;
@@ -89,6 +91,8 @@ pub(super) enum Lost {
     Evicted,
     /// Weights did not come. Whoever needed them hears the same error.
     Failed(Arc<ResidencyError>),
+    /// The limit of fetched bytes is reached; the state as it was before.
+    Limited(Sequence, Arc<ResidencyError>),
     /// The arithmetic panicked.
     Panicked,
 }
@@ -98,6 +102,7 @@ pub(super) struct Machine {
     pub(super) model: Model,
     pub(super) supply: Supply,
     pub(super) live: Live,
+    pub(super) waits_at_limit: AtomicBool,
     line: Mutex<Line>,
     /// Rung when the thread has something to look at.
     bell: Condvar,
@@ -120,6 +125,7 @@ impl Sweeps {
             model,
             supply,
             live: Live::new(layers),
+            waits_at_limit: AtomicBool::new(false),
             line: Mutex::new(line),
             bell: Condvar::new(),
         });
@@ -227,6 +233,11 @@ impl<'a> Seat<'a> {
             }
             line = wait(&bell, line, Some(STOP_CHECK));
         }
+    }
+
+    /// Whether the caller was asked to stop.
+    pub(super) fn stopping(&self) -> bool {
+        self.stops.asked()
     }
 
     fn take_back(&self, place: Place) -> Option<Sequence> {
@@ -370,6 +381,7 @@ impl Machine {
         }
         self.live
             .sweeping(entries.iter().map(|e| (e.ticket, e.rows)));
+        let before = Before::sweep(self, &sequences, rows.len());
         // Raised by those who left the sweep before this one, which is over.
         self.supply.opened().stop.store(false, Ordering::Relaxed);
         let mut watch = Layers {
@@ -383,6 +395,12 @@ impl Machine {
                 .sweep_shared(supply, supply, &mut borrowed, &rows, &mut watch)
         }));
         self.supply.end_of_sweep();
+        let failure = match &swept {
+            Ok(Ok(shared)) => shared.failure.as_ref(),
+            Ok(Err(error)) => Some(error),
+            Err(_) => None,
+        };
+        before.put_back(&mut sequences, failure);
         let took = began.elapsed();
         self.live.swept();
         let now = self.supply.meter().counts();
@@ -424,6 +442,11 @@ impl Machine {
                 ..whole
             };
             let answer = match outcome.lost(index) {
+                Some(Lost::Failed(error))
+                    if limit::reached(&error).is_some() && !sequence.poisoned() =>
+                {
+                    Err(Lost::Limited(sequence, error))
+                }
                 Some(lost) => Err(lost),
                 None => Ok(Taken {
                     rows: entry.rows,

@@ -54,6 +54,37 @@ fn top_p_never_draws_outside_the_nucleus() {
 }
 
 #[test]
+fn the_nucleus_of_many_is_that_of_a_full_sort() {
+    let sizes = [1, 255, 256, 257, 300, 2_304, 2_305, 30_000];
+    for (n, top_p) in sizes
+        .into_iter()
+        .flat_map(|n| [(n, 0.5), (n, 0.99), (n, 0.999_999)])
+    {
+        // Many equals, so that ties at the edges of the parts count.
+        let logits: Vec<f32> = (0..n).map(|i| ((i * 7_919) % 211) as f32 * 0.02).collect();
+        let top = logits.iter().copied().fold(f32::MIN, f32::max);
+        let weights: Vec<f64> = logits
+            .iter()
+            .map(|&l| f64::from(crate::kernel::math::exp(l - top)))
+            .collect();
+        let mut ranked: Vec<usize> = (0..n).collect();
+        ranked.sort_by(|a, b| weights[*b].total_cmp(&weights[*a]).then(a.cmp(b)));
+        let wanted = top_p * weights.iter().sum::<f64>();
+        let mut kept = 0.0;
+        let inside = ranked.iter().position(|i| {
+            kept += weights[*i];
+            kept >= wanted
+        });
+        ranked.truncate(inside.map_or(n, |at| at + 1));
+        let mut all: Vec<(usize, f64)> = weights.iter().copied().enumerate().collect();
+        let (sum, count) = super::sampler::nucleus(&mut all, wanted);
+        assert_eq!((sum, count), (kept, ranked.len()), "{n} at {top_p}");
+        let first: Vec<usize> = all[..count].iter().map(|one| one.0).collect();
+        assert_eq!(first, ranked, "{n} at {top_p}");
+    }
+}
+
+#[test]
 fn a_stop_text_is_found_across_pieces_and_never_shown() {
     let text = "one two END three";
     for cut in 1..text.len() {

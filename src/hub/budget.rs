@@ -59,6 +59,13 @@ impl Budget {
         Some(self.max.load(Relaxed)).filter(|max| *max != NONE)
     }
 
+    /// Bytes that may still be asked for; `None` without a limit.
+    pub(super) fn left(&self) -> Option<u64> {
+        let max = self.max()?;
+        let ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(max.saturating_sub(ledger.used.saturating_add(ledger.reserved)))
+    }
+
     /// Bytes that came so far.
     pub(super) fn used(&self) -> u64 {
         let ledger = self.ledger.lock();

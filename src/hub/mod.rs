@@ -365,6 +365,17 @@ impl Hub {
         self.shared.net.budget.set_rate(bytes_per_s);
     }
 
+    /// Bytes that the limit of fetched bytes still allows; `None` without one.
+    pub fn bytes_left(&self) -> Option<u64> {
+        self.shared.net.budget.left()
+    }
+
+    /// The limit of fetched bytes, and how many came.
+    pub fn bytes_limit(&self) -> (Option<u64>, u64) {
+        let budget = &self.shared.net.budget;
+        (budget.max(), budget.used())
+    }
+
     /// Changes the limit of fetched bytes, so that work can go on after it was reached.
     pub fn set_bytes_max(&self, bytes: Option<u64>) {
         self.shared.net.budget.set_max(bytes);

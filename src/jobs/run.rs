@@ -100,6 +100,7 @@ pub fn generate(
         len: request.start.as_ref().map_or(0, |start| start.ids.len()),
         at: Instant::now(),
         stopping: false,
+        trouble: false,
         on_notice,
     };
     let generation = engine.generate(&request, &mut |event| {
@@ -111,12 +112,14 @@ pub fn generate(
         let flow = on_event(event);
         keeper.stopping |= flow.is_break();
         flow
-    })?;
-    if generation.finish == Finish::Interrupted
+    });
+    let over = |made: &Generation| made.finish != Finish::Interrupted;
+    if !generation.as_ref().is_ok_and(over)
         && let Err(error) = keeper.job.flush()
     {
         (keeper.on_notice)(Notice::Trouble(error));
     }
+    let generation = generation?;
     let recomputed = match given {
         0 => 0,
         // The row of the last token had not been computed: the process ended there.
@@ -141,13 +144,20 @@ struct Keeper<'a> {
     at: Instant,
     /// The observer wants to stop.
     stopping: bool,
+    /// The last token could not be written.
+    trouble: bool,
     on_notice: &'a mut dyn FnMut(Notice),
 }
 
 impl Keeper<'_> {
     fn token(&mut self, id: TokenId) {
-        if let Err(error) = self.job.append(&[id]) {
-            (self.on_notice)(Notice::Trouble(error));
+        match self.job.append(&[id]) {
+            Ok(()) => self.trouble = false,
+            // Once, until one succeeds: each later one is written with those before it.
+            Err(error) if !std::mem::replace(&mut self.trouble, true) => {
+                (self.on_notice)(Notice::Trouble(error));
+            }
+            Err(_) => {}
         }
     }
 

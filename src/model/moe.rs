@@ -2,6 +2,7 @@
 
 use rayon::prelude::*;
 
+use crate::checkpoint::ExpertShape;
 use crate::checkpoint::MoeSpec;
 use crate::checkpoint::Score;
 use crate::kernel::math;
@@ -19,6 +20,9 @@ use crate::model::weights::ExpertWeights;
 use crate::model::weights::LayerVectors;
 use crate::model::weights::Weights;
 use crate::terms::ExpertKey;
+
+/// Rows of experts that are computed at once, about: enough work for every thread, little scratch.
+const GROUP_ROWS: usize = 64;
 
 /// The experts of one layer over its normed input `x` `[n, hidden]`; the answer is `[n, hidden]`, in scratch.
 ///
@@ -48,6 +52,7 @@ where
     let (hidden, width) = (pass.spec.hidden, pass.spec.expert_width());
     let routes = routes(pass, w, vectors, moe, layer, x)?;
     let plan = Plan::new(moe, layer, &routes.experts, &pass.lost_rows());
+    let at_hand = plan.keys.iter().all(|key| supply.at_hand(*key));
     let arrivals = supply.request(&plan.keys);
 
     let latent = match moe.latent {
@@ -73,7 +78,14 @@ where
         waiting[usize::from(key.expert)] = true;
     }
     let mut slots = pass.take(pass.n * moe.top_k * width);
-    if let Err(error) = compute(pass, &plan, &mut waiting, arrivals, input, &mut slots) {
+    if let Err(error) = compute(
+        pass,
+        &plan,
+        &mut waiting,
+        (arrivals, at_hand),
+        input,
+        &mut slots,
+    ) {
         lose(
             pass,
             &plan,
@@ -249,13 +261,17 @@ fn lose<E>(
 
 /// Computes each expert as it arrives, for all rows that chose it; outputs go to `slots` `[n, top_k, width]`.
 ///
+/// Where all are `at_hand`, several are computed at once: with a handful of rows each, one after the other would have
+/// the threads wait for one another twice an expert. While some are on their way each is computed alone, as bytes in a
+/// group would wait there, beyond the memory that was planned for those that arrive.
+///
 /// Where several sequences are at work, an expert that fails is skipped, and the first error is returned when the
 /// others are done.
 fn compute<L: AsRef<[u8]>, E: From<ModelError>>(
     pass: &mut Pass<'_>,
     plan: &Plan,
     waiting: &mut [bool],
-    mut arrivals: impl Iterator<Item = Result<(ExpertKey, L), E>>,
+    (mut arrivals, at_hand): (impl Iterator<Item = Result<(ExpertKey, L), E>>, bool),
     input: &[f32],
     slots: &mut [f32],
 ) -> Result<(), E> {
@@ -264,7 +280,11 @@ fn compute<L: AsRef<[u8]>, E: From<ModelError>>(
     };
     let mut failed = None;
     let mut remaining = plan.keys.len();
-    while remaining > 0 {
+    let (mut group, mut rows) = (Vec::new(), 0);
+    let ended = loop {
+        if remaining == 0 {
+            break Ok(());
+        }
         let arrival = pass.wait(Waited::Experts, || arrivals.next());
         let (key, lease) = match arrival {
             Some(Ok(arrived)) => arrived,
@@ -272,17 +292,16 @@ fn compute<L: AsRef<[u8]>, E: From<ModelError>>(
                 failed.get_or_insert(error);
                 continue;
             }
-            Some(Err(error)) => return Err(error),
-            None => break,
+            Some(Err(error)) => break Err(error),
+            None => break Ok(()),
         };
         let asked = key.layer == plan.layer && waiting.get(usize::from(key.expert)) == Some(&true);
         if !asked {
-            return Err(ModelError::ExpertUnasked { key }.into());
+            break Err(ModelError::ExpertUnasked { key }.into());
         }
-        let bytes = lease.as_ref();
-        if bytes.len() != shape.bytes() {
-            let (found, expected) = (bytes.len(), shape.bytes());
-            return Err(ModelError::ExpertLength {
+        let (found, expected) = (lease.as_ref().len(), shape.bytes());
+        if found != expected {
+            break Err(ModelError::ExpertLength {
                 key,
                 found,
                 expected,
@@ -291,24 +310,17 @@ fn compute<L: AsRef<[u8]>, E: From<ModelError>>(
         }
         waiting[usize::from(key.expert)] = false;
         remaining -= 1;
-        let places = plan.places(key.expert);
-        let expert = ExpertWeights::view(bytes, shape);
-        let mut x = pass.take(places.len() * shape.width);
-        for (x, place) in x.chunks_mut(shape.width).zip(places) {
-            let row = place / plan.top_k;
-            x.copy_from_slice(&input[row * shape.width..][..shape.width]);
+        rows += plan.places(key.expert).len();
+        group.push((key, lease));
+        if !at_hand || rows >= GROUP_ROWS {
+            products(pass, plan, shape, &group, input, slots);
+            group.clear();
+            rows = 0;
         }
-        let mut product = pass.take(places.len() * shape.inner);
-        pass.kernel
-            .gated(expert.gate, expert.up, pass.act, &x, &mut product);
-        let mut y = x;
-        pass.kernel.matmul(expert.down, &product, &mut y);
-        for (y, place) in y.chunks(shape.width).zip(places) {
-            slots[place * shape.width..][..shape.width].copy_from_slice(y);
-        }
-        pass.give(product);
-        pass.give(y);
-    }
+    };
+    // Before any error is looked at: what is no longer waited for is computed.
+    products(pass, plan, shape, &group, input, slots);
+    ended?;
     let missing = plan
         .keys
         .iter()
@@ -317,6 +329,52 @@ fn compute<L: AsRef<[u8]>, E: From<ModelError>>(
         None => Ok(()),
         Some(&key) => Err(failed.unwrap_or_else(|| ModelError::ExpertMissing { key }.into())),
     }
+}
+
+/// The outputs of some experts for all rows that chose them.
+fn products<L: AsRef<[u8]>>(
+    pass: &mut Pass<'_>,
+    plan: &Plan,
+    shape: ExpertShape,
+    group: &[(ExpertKey, L)],
+    input: &[f32],
+    slots: &mut [f32],
+) {
+    let places = || {
+        let places = group.iter().map(|(key, _)| plan.places(key.expert));
+        places.flatten()
+    };
+    let rows = places().count();
+    let mut x = pass.take(rows * shape.width);
+    for (x, place) in x.chunks_mut(shape.width).zip(places()) {
+        let row = place / plan.top_k;
+        x.copy_from_slice(&input[row * shape.width..][..shape.width]);
+    }
+    let mut product = pass.take(rows * shape.inner);
+    let (kernel, act) = (pass.kernel, pass.act);
+    let one = |(expert, x, product): (ExpertWeights<'_>, &mut [f32], &mut [f32])| {
+        kernel.gated(expert.gate, expert.up, act, x, product);
+        kernel.matmul(expert.down, product, x);
+    };
+    let mut tasks = Vec::with_capacity(group.len());
+    let (mut xs, mut inners) = (&mut x[..], &mut product[..]);
+    for (key, lease) in group {
+        let n = plan.places(key.expert).len();
+        let expert = ExpertWeights::view(lease.as_ref(), shape);
+        let (x, inner);
+        (x, xs) = xs.split_at_mut(n * shape.width);
+        (inner, inners) = inners.split_at_mut(n * shape.inner);
+        tasks.push((expert, x, inner));
+    }
+    match tasks.len() {
+        0 | 1 => tasks.into_iter().for_each(one),
+        _ => kernel.install(|| tasks.into_par_iter().with_max_len(1).for_each(one)),
+    }
+    for (y, place) in x.chunks(shape.width).zip(places()) {
+        slots[place * shape.width..][..shape.width].copy_from_slice(y);
+    }
+    pass.give(product);
+    pass.give(x);
 }
 
 /// `sum[row] = Σ_i weights[row, i] · slots[row, i]`, `i` in the router's order.

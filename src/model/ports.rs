@@ -29,6 +29,13 @@ pub trait ExpertSupply: Sync {
         keys: &[ExpertKey],
     ) -> impl Iterator<Item = Result<(ExpertKey, Self::Lease), Self::Error>>;
 
+    /// Whether the expert lies in memory, and will as long as no other is requested: its arrival then takes no time and
+    /// its lease no memory. It may not change any result.
+    fn at_hand(&self, key: ExpertKey) -> bool {
+        let _ = key;
+        false
+    }
+
     /// Shows what the second half of `layer` reads, `x` `[rows, hidden]` before its norm, to whoever guesses from it what
     /// the next layer will ask for. Returns at once, and may not change any result.
     fn foresee(&self, layer: u16, x: &[f32]) {

@@ -100,7 +100,7 @@ impl<'a> Bulk<'a> {
         let begun = store.begun();
         let mut entries: Vec<(u16, Entry)> = Vec::new();
         for key in opened.keys(layers) {
-            if store.contains(key) {
+            if store.contains(key, layout.expert_len()) {
                 continue;
             }
             match layout.expert(key) {
@@ -441,7 +441,10 @@ impl<'a> Bulk<'a> {
         let mut end = first.end;
         for next in entries.take_while(|_| !alone) {
             let here = match next.what {
-                What::Expert(key) => self.opened.store.contains(key),
+                What::Expert(key) => {
+                    let len = self.opened.layout.expert_len();
+                    self.opened.store.contains(key, len)
+                }
                 What::Rest => false,
             };
             if here || next.range.start != end {

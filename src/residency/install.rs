@@ -94,7 +94,7 @@ impl Opened {
         }
         for key in self.keys(layers) {
             plan.experts_total += 1;
-            plan.experts_missing += u64::from(!self.store.contains(key));
+            plan.experts_missing += u64::from(!self.store.contains(key, plan.expert_len));
         }
         plan
     }
@@ -191,7 +191,7 @@ impl Opened {
         }
         observer.stage("fetching experts", total.saturating_sub(missing), total);
         let mut brought = bulk.bring()?;
-        self.install_one_by_one(brought.late.into(), &mut brought.installed, observer)?;
+        self.install_one_by_one(brought.late.into(), false, &mut brought.installed, observer)?;
         observer.done();
         Ok(brought.installed)
     }
@@ -207,10 +207,12 @@ impl Opened {
         }
     }
 
-    /// Fetches experts that are scattered over their shards, or that others had begun.
-    fn install_one_by_one(
+    /// Fetches experts that are scattered over their shards, or that others had begun, in this order. `strict` begins no
+    /// more once one could not be kept: the next would be paid for and lost as well.
+    pub(super) fn install_one_by_one(
         &self,
         mut todo: VecDeque<ExpertKey>,
+        strict: bool,
         installed: &mut Installed,
         observer: &dyn InstallObserver,
     ) -> Result<(), ResidencyError> {
@@ -256,7 +258,12 @@ impl Opened {
             let bytes = fetched.bytes.len() as u64;
             match slot.fill(fetched.bytes, fetched.sha256, &fetched.source) {
                 Filled::Kept => installed.fetched += 1,
-                Filled::NotKept(_) => installed.not_kept += 1,
+                Filled::NotKept(_) => {
+                    installed.not_kept += 1;
+                    if strict {
+                        todo.clear();
+                    }
+                }
             }
             installed.bytes += bytes;
             observer.moved(bytes);

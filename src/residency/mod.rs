@@ -6,6 +6,7 @@
 //!   │    ├─ core files, written as they come                stretch.rs
 //!   │    └─ large ranges of shards, split as they come      bulk.rs, todo.rs
 //!   ├─ one expert, whatever its pieces                      fetch.rs
+//!   ├─ warm: the hottest that the cache can hold            warm.rs
 //!   ├─ Through: shards for other machines                   through.rs
 //!   └─ Supply: the forward pass's ports                     supply.rs
 //!        ├─ core     mapped, or pinned and read ahead       core.rs, ahead.rs
@@ -48,6 +49,7 @@ mod through;
 mod tier;
 mod todo;
 mod trace;
+mod warm;
 mod writer;
 
 pub use core::CorePiece;
@@ -73,6 +75,7 @@ pub use plan::PlanLine;
 pub use plan::Share;
 pub use policy::Lru;
 pub use policy::Policy;
+pub use policy::hottest;
 pub use policy::policies;
 pub use predict::Moved;
 pub use predict::Prediction;
@@ -91,3 +94,4 @@ pub use through::Through;
 pub use trace::Trace;
 pub use trace::TraceError;
 pub use trace::TraceHead;
+pub use warm::Warming;

@@ -22,6 +22,9 @@ const THREAD: u64 = 500_000;
 /// Activations, core buffers and expert buffers get at most one part in so many of the memory each: what they take is
 /// read again for every token. (A twenty-fourth each read a fifth more, and was no faster.)
 const PART: u64 = 48;
+/// States that take turns get at most one part in so many: more of them at once share each sweep of the
+/// core, but what they take of it is read again in every sweep.
+const STATES_PART: u64 = 8;
 /// Most rows of a prompt in one sweep. Each expert is fetched and decoded once for all of them.
 const ROWS_MAX: usize = 512;
 /// Fewest: below this a prompt costs more than the memory is worth.
@@ -62,6 +65,9 @@ pub struct Demand {
     pub context: usize,
     /// Sequences at once.
     pub sequences: usize,
+    /// States take turns, by way of the disk, and are kept for later texts: they get twice what
+    /// `sequences` would, one part in so many of the budget at most, and what one needs at least.
+    pub taking_turns: bool,
     /// How the core is held.
     pub core: CoreChoice,
     /// Whether experts are read ahead on a guess, for which some memory is then kept.
@@ -197,6 +203,14 @@ impl MemoryPlan {
         let behind = (window / 4).clamp(1, BEHIND_MAX);
         let (context, sequences) = (demand.context, demand.sequences.max(1));
         let state = Sequence::bytes(spec, context);
+        let all = state.saturating_mul(sequences as u64);
+        let (states, states_are) = if demand.taking_turns {
+            let most = (budget / STATES_PART).max(state);
+            let reason = format!("{sequences} of {context} tokens, taking turns, and earlier ones");
+            (all.saturating_mul(2).min(most), reason)
+        } else {
+            (all, format!("{sequences} of {context} tokens"))
+        };
         let logits = 8 * spec.vocab as u64 * sequences as u64;
         let threads = demand.threads as u64;
         let line = |share, bytes, reason| PlanLine {
@@ -210,11 +224,7 @@ impl MemoryPlan {
                 PROGRAM + threads * THREAD,
                 format!("code, heap and {threads} threads"),
             ),
-            line(
-                Share::Sequences,
-                state * sequences as u64,
-                format!("{sequences} of {context} tokens"),
-            ),
+            line(Share::Sequences, states, states_are),
             line(
                 Share::Vectors,
                 shape.parts.iter().map(|part| part.vectors).sum(),

@@ -12,6 +12,7 @@ use super::Share;
 use super::Stored;
 use super::predict;
 use crate::checkpoint::Spec;
+use crate::model::Sequence;
 
 fn shape(model: &str) -> Shape {
     let config = std::fs::read(format!("fixtures/{model}/config.json")).unwrap();
@@ -29,6 +30,7 @@ fn demand(budget: u64) -> Demand {
         threads: 8,
         context: 8192,
         sequences: 1,
+        taking_turns: false,
         core: CoreChoice::Auto,
         ..Demand::default()
     }
@@ -140,9 +142,10 @@ proptest! {
         context in 1usize..200_000,
         sequences in 1usize..8,
         tiny in any::<bool>(),
+        taking_turns in any::<bool>(),
     ) {
         let shape = if tiny { shape("tiny-k3") } else { k3() };
-        let demand = Demand { budget: Some(budget), threads, context, sequences, core: CoreChoice::Read, ..Demand::default() };
+        let demand = Demand { budget: Some(budget), threads, context, sequences, core: CoreChoice::Read, taking_turns, ..Demand::default() };
         let plan = MemoryPlan::new(&shape, &demand);
         // Never more than there is, unless it says so.
         prop_assert_eq!(plan.short, plan.total().saturating_sub(budget));
@@ -165,7 +168,13 @@ proptest! {
         let more = Demand { budget: Some(budget + budget / 2), ..demand };
         let more = MemoryPlan::new(&shape, &more);
         prop_assert!(more.streamed <= plan.streamed + 3 * (16 << 20));
-        prop_assert!(plan.bytes(Share::Sequences) > 0);
+        let states = plan.bytes(Share::Sequences);
+        let one = Sequence::bytes(&shape.spec, context);
+        if taking_turns {
+            prop_assert!(states >= one && states <= (budget / 8).max(one));
+        } else {
+            prop_assert_eq!(states, one * sequences as u64);
+        }
     }
 
     #[test]

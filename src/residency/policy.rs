@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 
 use lru::LruCache;
 
+use super::trace::Trace;
 use crate::terms::ExpertKey;
 
 /// Sweeps after which a use counts half, for [`policies`]' LFU.
@@ -153,6 +154,21 @@ impl Policy for Lfu {
     fn end_of_sweep(&mut self, _: &[ExpertKey]) {
         self.sweep += 1;
     }
+}
+
+/// The experts that a trace names, those first whose uses are worth most where a use counts half after [`HALF_LIFE`]
+/// sweeps: what LFU would keep longest. Ties go by layer, then expert.
+pub fn hottest(trace: &Trace) -> Vec<ExpertKey> {
+    let mut lfu = Lfu::new();
+    for sweep in &trace.sweeps {
+        for key in sweep.iter().flatten() {
+            lfu.count(*key);
+        }
+        lfu.end_of_sweep(&[]);
+    }
+    let mut worth: Vec<(ExpertKey, f64)> = lfu.worth.into_iter().collect();
+    worth.sort_unstable_by(|(a, x), (b, y)| y.total_cmp(x).then(a.cmp(b)));
+    worth.into_iter().map(|(key, _)| key).collect()
 }
 
 /// Of the experts whose last sweep is longest ago, the one whose layer comes again last goes: right
@@ -359,6 +375,42 @@ mod tests {
         lfu.inserted(key(0, 3));
         lfu.inserted(key(0, 4));
         assert_eq!(lfu.evict(), Some(key(0, 4)));
+    }
+
+    #[test]
+    fn the_hottest_are_those_that_lfu_keeps() {
+        let head = crate::residency::TraceHead {
+            model: "org/name".to_owned(),
+            revision: "r".to_owned(),
+            expert_bytes: 1,
+        };
+        // Three uses at the beginning, one at the end, two just before it, and two that tie.
+        let mut sweeps = vec![vec![vec![key(0, 3)]]; 3];
+        sweeps.extend(vec![vec![vec![key(0, 9)]]; 300]);
+        sweeps.extend(vec![vec![vec![key(0, 2), key(1, 1)]]; 2]);
+        sweeps.push(vec![vec![key(0, 5)]]);
+        let trace = Trace { head, sweeps };
+        let order = hottest(&trace);
+        assert_eq!(
+            order,
+            [key(0, 9), key(0, 2), key(1, 1), key(0, 5), key(0, 3)]
+        );
+        let mut lfu = Lfu::new();
+        for sweep in &trace.sweeps {
+            for key in sweep.iter().flatten() {
+                match lfu.worth.contains_key(key) {
+                    true => lfu.used(*key),
+                    false => lfu.inserted(*key),
+                }
+            }
+            lfu.end_of_sweep(&[]);
+        }
+        let mut kept: Vec<_> = std::iter::from_fn(|| lfu.evict()).collect();
+        kept.reverse();
+        let worth = |key: &ExpertKey| order.iter().position(|k| k == key).unwrap();
+        // Among equals LFU names the lower first, and keeps the higher.
+        kept[1..3].sort_unstable();
+        assert!(kept.iter().map(worth).is_sorted(), "{kept:?}");
     }
 
     #[test]

@@ -290,6 +290,10 @@ impl ExpertSupply for Supply {
         arrivals
     }
 
+    fn at_hand(&self, key: ExpertKey) -> bool {
+        self.0.tier.holds(key)
+    }
+
     fn foresee(&self, layer: u16, x: &[f32]) {
         if let Some(foreseer) = &self.0.foreseer {
             foreseer.foresee(layer, x);

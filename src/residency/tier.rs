@@ -68,7 +68,7 @@ impl Tier {
         Some(held.bytes.clone())
     }
 
-    /// Whether an expert is here; it is not used by that.
+    /// Whether an expert is here; looking is no use of it.
     pub(super) fn holds(&self, key: ExpertKey) -> bool {
         let state = self.state();
         let layer = state.layers.get(usize::from(key.layer));

@@ -18,8 +18,8 @@ use crate::terms::TokenId;
 
 /// Choices of one request, at most.
 const CHOICES_MAX: u64 = 128;
-/// Stop texts of one request, at most, as OpenAI has it.
-const STOPS_MAX: usize = 4;
+/// Stop texts of one request, at most. OpenAI takes four; editors send twice as many.
+const STOPS_MAX: usize = 16;
 /// Alternatives to a token, at most, as OpenAI has it.
 const TOP_LOGPROBS_MAX: u64 = 20;
 

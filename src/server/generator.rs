@@ -188,6 +188,8 @@ pub enum Failure {
 pub struct Now {
     /// Whether a generation runs.
     pub busy: bool,
+    /// Whether it waits for a higher limit of fetched bytes, its state whole.
+    pub paused: bool,
     /// Most tokens that will be generated.
     pub max_tokens: usize,
     /// Tokens of its prompt.
@@ -206,10 +208,21 @@ pub struct Now {
     pub elapsed: f64,
     /// Seconds the last token took.
     pub last_token: Option<f64>,
+    /// Bytes a second over the network, lately.
+    pub bytes_per_s: u64,
     /// Everything moved since the model was opened: experts.
     pub experts: BySource,
     /// Everything moved since the model was opened: their bytes.
     pub bytes: BySource,
+}
+
+/// The limit of bytes from the network.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Limit {
+    /// Bytes in all since the process began; `None` is no limit.
+    pub max_bytes: Option<u64>,
+    /// How many came.
+    pub fetched_bytes: u64,
 }
 
 /// An expert that reached the arithmetic.
@@ -280,6 +293,14 @@ pub trait Generator: Send + Sync + 'static {
 
     /// Has everything that runs end where its state is whole, to go on from another time.
     fn wind_down(&self) {}
+
+    /// The limit of fetched bytes. Generations that reach it wait, their states whole and kept.
+    fn limit(&self) -> Limit {
+        Limit::default()
+    }
+
+    /// Sets it; `None` is no limit. Who waits at a lower one goes on.
+    fn set_limit(&self, _max_bytes: Option<u64>) {}
 
     /// Experts that reached the arithmetic, from the number `since` on, as far back as is
     /// remembered; and the number of the next.

@@ -41,6 +41,7 @@ pub(super) fn text(queue: Option<&Queue>) -> String {
     }
     page.line_of(queue);
     page.work(&queue.generator().now());
+    page.limit(queue);
     page.0
 }
 
@@ -131,6 +132,32 @@ impl Page {
             "deltafin_last_token_seconds",
             "",
             now.last_token.unwrap_or(0.0),
+        );
+    }
+
+    /// What comes over the network, and how much of it may.
+    fn limit(&mut self, queue: &Queue) {
+        let generator = queue.generator();
+        let limit = generator.limit();
+        self.one(
+            "deltafin_fetched_bytes_total",
+            "counter",
+            "Bytes of every kind from the network.",
+            limit.fetched_bytes,
+        );
+        if let Some(max) = limit.max_bytes {
+            self.one(
+                "deltafin_fetched_bytes_max",
+                "gauge",
+                "The limit of them.",
+                max,
+            );
+        }
+        self.one(
+            "deltafin_paused",
+            "gauge",
+            "Whether what runs waits for a higher limit.",
+            u64::from(generator.now().paused),
         );
     }
 

@@ -12,6 +12,7 @@ use super::generator::Finish;
 use super::generator::Generator;
 use super::generator::Happening;
 use super::generator::Ledger;
+use super::generator::Limit;
 use super::generator::Now;
 use super::generator::Outcome;
 use super::generator::Prompt;
@@ -133,6 +134,18 @@ impl Generator for Engine {
         Ok(outcome)
     }
 
+    fn limit(&self) -> Limit {
+        let limit = self.fetch_limit();
+        Limit {
+            max_bytes: limit.max,
+            fetched_bytes: limit.used,
+        }
+    }
+
+    fn set_limit(&self, max_bytes: Option<u64>) {
+        self.set_fetch_limit(max_bytes);
+    }
+
     fn wind_down(&self) {
         self.stopper().finish_sweep();
     }
@@ -180,6 +193,7 @@ impl Generator for Engine {
         let experts = self.spec().moe.as_ref().map(|moe| moe.experts);
         Now {
             busy: progress.phase != Phase::Idle,
+            paused: progress.phase == Phase::Paused,
             prompt: progress.prompt,
             read: progress.read,
             generated: progress.generated,
@@ -189,6 +203,7 @@ impl Generator for Engine {
             max_tokens: progress.max_tokens,
             elapsed: progress.elapsed.as_secs_f64(),
             last_token: progress.last_sweep.map(|took| took.as_secs_f64()),
+            bytes_per_s: self.fetch_rate(),
             experts: by_source!(counts.experts),
             bytes: by_source!(counts.bytes),
         }

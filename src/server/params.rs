@@ -32,6 +32,11 @@ impl Params {
         self.rest.shift_remove(name).filter(|v| !v.is_null())
     }
 
+    /// Whether a parameter is there, be it null.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.rest.contains_key(name)
+    }
+
     /// A parameter, left to be read.
     pub(super) fn peek(&self, name: &str) -> Option<&Value> {
         self.rest.get(name).filter(|v| !v.is_null())

@@ -36,6 +36,7 @@ use super::gate;
 use super::generator::Ask;
 use super::generator::Generator;
 use super::grammar::Demand;
+use super::limits;
 use super::metrics;
 use super::params::Params;
 use super::queue::Place;
@@ -75,6 +76,7 @@ pub(super) fn app(door: Arc<Door>) -> Router {
         .route("/v1/batches", post(batches::create).get(batches::list))
         .route("/v1/batches/{id}", get(batches::retrieve))
         .route("/v1/batches/{id}/cancel", post(batches::cancel))
+        .route("/limits", get(limits::look).post(limits::set))
         .route("/metrics", get(metrics))
         // Which experts a prompt needs says something of the prompt.
         .route("/live", get(live))
@@ -107,7 +109,7 @@ pub(super) fn app(door: Arc<Door>) -> Router {
 }
 
 impl Door {
-    fn queue(&self) -> Result<&Arc<Queue>, ApiError> {
+    pub(super) fn queue(&self) -> Result<&Arc<Queue>, ApiError> {
         self.queue.get().ok_or_else(|| {
             let message = format!("The model is not ready yet: {}.", self.loading());
             ApiError::busy("loading", message, 30)
@@ -123,7 +125,7 @@ fn facts(generator: &dyn Generator) -> ask::Model {
 }
 
 /// The whole body, within the limits of size and time.
-async fn read_body(door: &Door, body: Body) -> Result<Bytes, ApiError> {
+pub(super) async fn read_body(door: &Door, body: Body) -> Result<Bytes, ApiError> {
     let limit = door.options.body_max;
     let read = axum::body::to_bytes(body, limit);
     match tokio::time::timeout(BODY_PATIENCE, read).await {
@@ -368,6 +370,7 @@ async fn health(State(door): State<Arc<Door>>) -> Json<Value> {
             json!({
                 "status": "ok", "live": true, "ready": true, "model": queue.generator().model(),
                 "running": lengths.running, "waiting": lengths.waiting, "now": now,
+                "limits": queue.generator().limit(),
                 "batch": { "running": lengths.batch_running, "waiting": lengths.batch_waiting },
             })
         }

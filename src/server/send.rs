@@ -20,6 +20,7 @@ use tokio::time::Instant;
 
 use super::error::ApiError;
 use super::generator::Generator;
+use super::generator::Limit;
 use super::generator::Now;
 use super::queue::News;
 use super::queue::Place;
@@ -44,7 +45,7 @@ impl Sending {
     /// What is awaited, for people.
     fn awaited(&self) -> String {
         match self.place.before() {
-            0 => describe(&self.generator.now()),
+            0 => describe(&self.generator.now(), &self.generator.limit()),
             1 => "waiting in line behind 1 request".to_owned(),
             n => format!("waiting in line behind {n} requests"),
         }
@@ -64,10 +65,18 @@ pub(super) fn lost() -> ApiError {
 }
 
 /// What a generator is doing, in a line.
-fn describe(now: &Now) -> String {
+fn describe(now: &Now, limit: &Limit) -> String {
     use std::fmt::Write as _;
     if !now.busy {
         return "about to begin".to_owned();
+    }
+    if now.paused {
+        let max = crate::terms::Bytes(limit.max_bytes.unwrap_or(limit.fetched_bytes));
+        return format!(
+            "paused: the limit of {max} fetched bytes is reached; the state is kept, {} of {} tokens of the prompt \
+             read, {} generated; it goes on from there with a higher max_bytes, POST /limits",
+            now.read, now.prompt, now.generated
+        );
     }
     let mut line = if now.generated == 0 {
         format!("reading the prompt, {} of {} tokens", now.read, now.prompt)
@@ -76,7 +85,7 @@ fn describe(now: &Now) -> String {
     };
     let write = write!(
         line,
-        ", layer {} of {}, {:.0} s; experts from memory {} disk {} peer {} hub {}, {} from the hub",
+        ", layer {} of {}, {:.0} s; experts from memory {} disk {} peer {} hub {}, {} from the hub, {}/s",
         now.layer + 1,
         now.layers,
         now.elapsed,
@@ -85,6 +94,7 @@ fn describe(now: &Now) -> String {
         now.experts.peer,
         now.experts.hub,
         crate::terms::Bytes(now.bytes.hub),
+        crate::terms::Bytes(now.bytes_per_s),
     );
     write.expect("a String takes all");
     if let Some(last) = now.last_token {
@@ -119,13 +129,19 @@ pub(super) fn stream(sending: Sending) -> Response {
 
 /// The same, of a response that is made in the background: what was said from this frame on, then
 /// what is being said. Whoever leaves can come back.
-pub(super) fn follow(record: Arc<Record>, from: usize, heartbeat: Duration) -> Response {
+pub(super) fn follow(
+    record: Arc<Record>,
+    from: usize,
+    heartbeat: Duration,
+    generator: Option<Arc<dyn Generator>>,
+) -> Response {
     let watch = record.watch();
     let first = futures_util::stream::iter([Ok::<_, io::Error>(Bytes::from(comment(
         "in the background",
     )))]);
-    let rest = futures_util::stream::unfold(Some((record, watch, from)), move |state| async move {
-        let (record, mut watch, from) = state?;
+    let state = Some((record, watch, from, generator));
+    let rest = futures_util::stream::unfold(state, move |state| async move {
+        let (record, mut watch, from, generator) = state?;
         let grown = async {
             let grown = watch.wait_for(|(length, last)| *length > from || *last);
             grown.await.map(|grown| *grown)
@@ -133,8 +149,12 @@ pub(super) fn follow(record: Arc<Record>, from: usize, heartbeat: Duration) -> R
         let waited = tokio::time::timeout(heartbeat, grown).await;
         let (said, last) = match waited {
             Err(_) => {
-                let text = Bytes::from(comment("still at work"));
-                return Some((Ok(text), Some((record, watch, from))));
+                let at_work = generator.as_ref().map_or_else(
+                    || "still at work".to_owned(),
+                    |generator| describe(&generator.now(), &generator.limit()),
+                );
+                let text = Bytes::from(comment(&at_work));
+                return Some((Ok(text), Some((record, watch, from, generator))));
             }
             // The record holds the other side, so this cannot be; if it were, nothing more comes.
             Ok(Err(_)) => (from, true),
@@ -144,7 +164,7 @@ pub(super) fn follow(record: Arc<Record>, from: usize, heartbeat: Duration) -> R
         let mut frames = record.frames(from);
         frames.truncate(said.saturating_sub(from));
         let next = from + frames.len();
-        let state = (!last).then_some((record, watch, next));
+        let state = (!last).then_some((record, watch, next, generator));
         Some((Ok(Bytes::from(events(&frames))), state))
     });
     event_stream(Body::from_stream(futures_util::StreamExt::chain(

@@ -20,8 +20,6 @@ use super::Inner;
 use super::Model;
 use super::ModelStore;
 use super::budget::not_kept;
-use super::digests::Known;
-use super::digests::Level;
 use super::disk::Disk;
 use super::disk::DiskFile;
 use super::disk::How;
@@ -32,7 +30,10 @@ use super::experts::NotKept;
 use super::experts::Slot;
 use super::ledger::fnv;
 use super::lock;
+use super::quick::Quick;
 use super::recover;
+use super::table::Known;
+use super::table::Level;
 use crate::terms::Digest;
 use crate::terms::ExpertKey;
 
@@ -46,6 +47,7 @@ pub struct ExpertWriter {
     part: PathBuf,
     done: u64,
     hasher: Sha256,
+    quick: Quick,
     fixed: bool,
     /// The part has its final name, or was given up.
     settled: bool,
@@ -62,7 +64,11 @@ impl Slot {
         if inner.life_line.is_none() {
             return Err(NotKept::Full);
         }
-        let fixed = lock(&inner.state).index.is_fixed(self.entry.id.model);
+        let fixed = {
+            let mut state = lock(&inner.state);
+            state.not_needed(self.entry.id);
+            state.index.is_fixed(self.entry.id.model)
+        };
         inner.reserve(self.len, fixed)?;
         let begun = self.open_part(fixed);
         if begun.is_err() && !fixed {
@@ -75,6 +81,7 @@ impl Slot {
             part,
             done: 0,
             hasher: Sha256::new(),
+            quick: Quick::new(),
             fixed,
             settled: false,
         };
@@ -124,6 +131,7 @@ impl ExpertWriter {
             let piece = usize::try_from(PIECE.min(usable - self.done)).unwrap_or(usize::MAX);
             let bytes = read_vec(&*self.file, self.done, piece).map_err(|e| not_kept(&e))?;
             self.hasher.update(&bytes);
+            self.quick.update(&bytes);
             self.done += bytes.len() as u64;
         }
         Ok(())
@@ -159,6 +167,7 @@ impl ExpertWriter {
             return Err(not_kept(&e));
         }
         self.hasher.update(bytes);
+        self.quick.update(bytes);
         self.done += bytes.len() as u64;
         Ok(())
     }
@@ -167,6 +176,7 @@ impl ExpertWriter {
     pub fn restart(&mut self) -> Result<(), NotKept> {
         self.file.set_len(0).map_err(|e| not_kept(&e))?;
         self.hasher = Sha256::new();
+        self.quick = Quick::new();
         self.done = 0;
         Ok(())
     }
@@ -192,17 +202,15 @@ impl ExpertWriter {
             length: self.slot.len,
             level: Level::FirstUse,
         };
-        let known = self.slot.agreed(known)?;
+        let known = (self.slot.agreed(known)?, self.quick.clone().finish());
         let inner = self.slot.entry.inner();
         let mtime = lock(&inner.state).tick(inner.disk.now());
         self.file.set_mtime(mtime).map_err(|e| not_kept(&e))?;
         let published = self
             .slot
             .publish(&self.part, mtime, known, source, self.fixed);
-        if published.is_ok()
-            && let Some(syncer) = &inner.syncer
-        {
-            syncer.wake();
+        if published.is_ok() {
+            inner.stored(&self.slot.entry.model);
         }
         published
     }
@@ -229,7 +237,7 @@ impl ModelStore {
         let listed = recover::list(disk, &folder).unwrap_or_default();
         let ours = listed.into_iter().filter_map(|l| {
             let name = l.name.strip_suffix(&run)?.strip_suffix('.')?;
-            let key = super::digests::expert_of(&name.replacen('-', "/", 1))?;
+            let key = super::table::expert_of(&name.replacen('-', "/", 1))?;
             (l.facts.len > 0).then_some((key, l.facts.len))
         });
         ours.collect()
@@ -259,7 +267,7 @@ pub(super) fn sweep_parts(inner: &Inner, model: &Model) -> std::io::Result<()> {
         let name = listed.name.strip_suffix(&run);
         let key = name
             .and_then(|n| n.strip_suffix('.'))
-            .and_then(|n| super::digests::expert_of(&n.replacen('-', "/", 1)));
+            .and_then(|n| super::table::expert_of(&n.replacen('-', "/", 1)));
         let usable = fixed
             && key.is_some_and(|key| {
                 disk.facts(&recover::expert_path(&model.folder, key))

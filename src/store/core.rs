@@ -21,9 +21,6 @@ use sha2::Digest as _;
 use sha2::Sha256;
 
 use super::ModelStore;
-use super::digests::Known;
-use super::digests::Level;
-use super::digests::Subject;
 use super::disk::Disk;
 use super::disk::DiskFile;
 use super::disk::How;
@@ -32,9 +29,12 @@ use super::disk::read_file;
 use super::disk::read_vec;
 use super::disk::remove_any;
 use super::disk::write_file;
+use super::error::Damage;
 use super::error::StoreError;
-use super::lock;
 use super::model::is_plain;
+use super::table::Known;
+use super::table::Level;
+use super::table::Subject;
 use crate::terms::ByteRange;
 use crate::terms::CorePart;
 use crate::terms::Digest;
@@ -133,8 +133,11 @@ impl ModelStore {
     /// Bytes of a core file that are there, whole or on its way.
     pub fn core_done(&self, part: CorePart, len: u64) -> u64 {
         let path = self.folder().join(format!("core/{part}"));
-        let length = |path: &Path| self.store().inner.disk.facts(path).map(|f| f.len);
-        let done = length(&path).or_else(|_| length(&path.with_added_extension("part")));
+        let length = |path: &Path| {
+            let facts = self.store().inner.disk.facts(path).ok()?;
+            (facts.kind == Kind::File).then_some(facts.len)
+        };
+        let done = length(&path).or_else(|| length(&path.with_added_extension("part")));
         done.unwrap_or(0).min(len)
     }
 
@@ -187,7 +190,15 @@ impl ModelStore {
             return Ok(true);
         }
         remove_any(disk, &place.path).map_err(failed)?;
-        lock(&self.store().inner.state).stats.damaged += 1;
+        let damage = match (facts.kind, facts.len == len) {
+            (Kind::File, true) => Damage::Unknown,
+            (Kind::File, false) => Damage::Length {
+                expected: len,
+                actual: facts.len,
+            },
+            _ => Damage::NotAFile,
+        };
+        self.store().inner.damaged(&place.path, &damage);
         Ok(false)
     }
 }

@@ -1,262 +1,28 @@
-//! What the bytes of each file should be: an append-only file of JSON lines.
-//!
-//! ```text
-//! {"file":"experts/042/0123","offset":0,"length":17547264,"sha256":"…","level":"first use",
-//!  "source":"https://huggingface.co","time":1764547200,"by":"1880…","n":17}
-//! {"mark":"synced","by":"1880…","n":17}      lines 1 to 17 of that process, and their files, are safe
-//! {"mark":"unclean"}                          everything above is looked at again before it is used
-//! ```
-//!
-//! Each process numbers its own lines (`by`, `n`), so that one process's mark says nothing about
-//! another's. A line that does not parse is ignored: it was cut by a crash or a full disk.
+//! What the bytes of each file should be: an append-only file of JSON lines (see [`super::table`]).
 
 use std::collections::BTreeMap;
-use std::collections::HashMap;
 use std::io;
 use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::Mutex;
+use std::sync::MutexGuard;
 use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
-
-use serde::Deserialize;
-use serde::Serialize;
 
 use super::disk::Disk;
 use super::disk::DiskFile;
 use super::disk::How;
 use super::disk::read_vec;
+use super::disk::remove_any;
 use super::lock;
-use crate::terms::Digest;
-use crate::terms::ExpertKey;
-
-/// How much a digest proves, weakest first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Level {
-    /// These bytes arrived first. Rot and a later change at the source show.
-    #[serde(rename = "first use")]
-    FirstUse,
-    /// The whole shard was put together from parts like this and had the sha256 the hub publishes.
-    #[serde(rename = "whole shard")]
-    WholeShard,
-    /// A published list names it.
-    #[serde(rename = "manifest")]
-    Manifest,
-}
-
-/// What is known of a file's bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Known {
-    /// Their digest.
-    pub sha256: Digest,
-    /// Their number.
-    pub length: u64,
-    /// How much that proves.
-    pub level: Level,
-}
-
-/// What a line speaks of: an expert, or any other file of the model by its path in the model's folder.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Subject {
-    Expert(ExpertKey),
-    File(Box<str>),
-}
-
-impl Subject {
-    pub(super) fn path(&self) -> String {
-        match self {
-            Subject::Expert(key) => format!("experts/{:03}/{:04}", key.layer, key.expert),
-            Subject::File(path) => path.to_string(),
-        }
-    }
-
-    fn of(path: &str) -> Self {
-        match path.strip_prefix("experts/").and_then(expert_of) {
-            Some(key) => Subject::Expert(key),
-            None => Subject::File(path.into()),
-        }
-    }
-}
-
-/// Reads `042/0123`, in exactly the form in which it is written.
-pub(super) fn expert_of(path: &str) -> Option<ExpertKey> {
-    let (layer, expert) = path.split_once('/')?;
-    Some(ExpertKey {
-        layer: number(layer, 3)?,
-        expert: number(expert, 4)?,
-    })
-}
-
-/// A number written with at least `digits` digits and no more zeros than that.
-pub(super) fn number(text: &str, digits: usize) -> Option<u16> {
-    let plain = text.bytes().all(|b| b.is_ascii_digit())
-        && (text.len() == digits || text.len() > digits && !text.starts_with('0'));
-    plain.then(|| text.parse().ok()).flatten()
-}
-
-/// One line to be written.
-#[derive(Clone, Debug)]
-pub(super) struct Line<'a> {
-    pub(super) subject: Subject,
-    pub(super) known: Known,
-    pub(super) source: &'a str,
-    /// The file was there before and has been compared; it did not arrive just now.
-    pub(super) checked: bool,
-}
-
-#[derive(Serialize, Deserialize)]
-struct RawLine<'a> {
-    #[serde(borrow)]
-    file: std::borrow::Cow<'a, str>,
-    offset: u64,
-    length: u64,
-    sha256: Hex,
-    level: Level,
-    #[serde(borrow)]
-    source: std::borrow::Cow<'a, str>,
-    /// Seconds since 1970.
-    time: u64,
-    #[serde(borrow)]
-    by: std::borrow::Cow<'a, str>,
-    n: u64,
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    checked: bool,
-}
-
-/// A digest read without an allocation: there is one for each of 82,432 experts.
-struct Hex(Digest);
-
-impl Serialize for Hex {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&self.0)
-    }
-}
-
-impl<'de> Deserialize<'de> for Hex {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = <&str>::deserialize(deserializer)?;
-        text.parse().map(Hex).map_err(serde::de::Error::custom)
-    }
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(tag = "mark", rename_all = "lowercase")]
-enum Mark {
-    Synced { by: String, n: u64 },
-    Unclean,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Record {
-    known: Known,
-    /// Number of the process that wrote the file, and of its line.
-    by: u32,
-    n: u64,
-    /// Position among all lines of the last line that vouches for the file.
-    seen: u64,
-}
-
-/// All lines read so far.
-#[derive(Debug, Default)]
-struct Table {
-    records: HashMap<Subject, Record>,
-    writers: HashMap<String, u32>,
-    synced: HashMap<u32, u64>,
-    lines: u64,
-    unclean_at: u64,
-    /// Bytes of the file that are read.
-    read_to: u64,
-}
-
-impl Table {
-    fn writer(&mut self, by: &str) -> u32 {
-        if let Some(writer) = self.writers.get(by) {
-            return *writer;
-        }
-        let writer = u32::try_from(self.writers.len()).unwrap_or(u32::MAX);
-        self.writers.insert(by.to_owned(), writer);
-        writer
-    }
-
-    /// Takes in every complete line of `bytes`; returns how many bytes that were.
-    fn replay(&mut self, bytes: &[u8]) -> usize {
-        let whole = bytes
-            .iter()
-            .rposition(|b| *b == b'\n')
-            .map_or(0, |end| end + 1);
-        for line in bytes[..whole].split(|b| *b == b'\n') {
-            if let Ok(line) = std::str::from_utf8(line) {
-                self.take(line);
-            }
-        }
-        whole
-    }
-
-    fn take(&mut self, line: &str) {
-        if line.is_empty() {
-            return;
-        }
-        self.lines += 1;
-        if let Ok(raw) = serde_json::from_str::<RawLine<'_>>(line) {
-            return self.take_line(&raw);
-        }
-        match serde_json::from_str::<Mark>(line) {
-            Ok(Mark::Synced { by, n }) => {
-                let writer = self.writer(&by);
-                let synced = self.synced.entry(writer).or_default();
-                *synced = n.max(*synced);
-            }
-            Ok(Mark::Unclean) => self.unclean_at = self.lines,
-            // A line that was cut, and the next one glued to it.
-            Err(_) => {
-                let glued = line.rfind("{\"file\":").max(line.rfind("{\"mark\":"));
-                if let Some(start) = glued.filter(|start| *start > 0) {
-                    self.take(&line[start..]);
-                }
-            }
-        }
-    }
-
-    fn take_line(&mut self, raw: &RawLine<'_>) {
-        let (by, subject) = (self.writer(&raw.by), Subject::of(&raw.file));
-        let mut record = Record {
-            known: Known {
-                sha256: raw.sha256.0,
-                length: raw.length,
-                level: raw.level,
-            },
-            by,
-            n: raw.n,
-            seen: self.lines,
-        };
-        if let Some(old) = self.records.get(&subject) {
-            if old.known.sha256 == record.known.sha256 {
-                // Fetching the same bytes once more proves no less than before.
-                record.known.level = record.known.level.max(old.known.level);
-            }
-            if raw.checked {
-                (record.by, record.n) = (old.by, old.n);
-            }
-        }
-        self.records.insert(subject, record);
-    }
-
-    fn is_synced(&self, record: &Record) -> bool {
-        let synced = self.synced.get(&record.by).copied().unwrap_or(0);
-        record.n <= synced
-    }
-}
-
-/// What [`DigestLog::get`] tells.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Told {
-    pub(super) known: Known,
-    /// No line since the last unclean stop vouches for the file.
-    pub(super) suspect: bool,
-    /// The file was safe from a power loss when the log was last read.
-    pub(super) synced: bool,
-}
+use super::table::Line;
+use super::table::Mark;
+use super::table::Subject;
+use super::table::Table;
+use super::table::Told;
+use super::table::written;
 
 #[derive(Debug)]
 enum Pending {
@@ -268,10 +34,13 @@ enum Pending {
 }
 
 #[derive(Debug, Default)]
-struct Tail {
-    file: Option<Box<dyn DiskFile>>,
+pub(super) struct Tail {
+    /// Shared, so that it can be synced while others append to it.
+    pub(super) file: Option<Arc<dyn DiskFile>>,
+    /// Which file that is.
+    id: u64,
     /// An append failed and may have left half a line.
-    broken: bool,
+    pub(super) broken: bool,
     next: u64,
     pending: BTreeMap<u64, Pending>,
 }
@@ -279,15 +48,18 @@ struct Tail {
 /// One model's digests.
 #[derive(Debug)]
 pub(super) struct DigestLog {
-    disk: Arc<dyn Disk>,
-    path: PathBuf,
+    pub(super) disk: Arc<dyn Disk>,
+    pub(super) path: PathBuf,
     by: String,
     /// The folders above the log, up to the one that holds the home.
     above: Vec<PathBuf>,
     /// Whether those are safe from a power loss.
     rooted: AtomicBool,
-    table: Mutex<Option<Table>>,
-    tail: Mutex<Tail>,
+    /// Locked after `tail`, where both are.
+    pub(super) table: Mutex<Option<Table>>,
+    pub(super) tail: Mutex<Tail>,
+    /// Lines from which on it is worth looking how many are live.
+    pub(super) look_at: AtomicU64,
 }
 
 impl DigestLog {
@@ -303,6 +75,7 @@ impl DigestLog {
             rooted: AtomicBool::new(false),
             table: Mutex::default(),
             tail: Mutex::default(),
+            look_at: AtomicU64::new(0),
         }
     }
 
@@ -314,26 +87,30 @@ impl DigestLog {
     /// does not know.
     pub(super) fn get(&self, subject: &Subject) -> io::Result<Option<Told>> {
         let mut table = lock(&self.table);
-        if let Some(told) = table.as_ref().and_then(|t| tell(t, subject)) {
+        if let Some(told) = table.as_ref().and_then(|t| t.tell(subject)) {
             return Ok(Some(told));
         }
         self.refresh(&mut table)?;
-        Ok(table.as_ref().and_then(|t| tell(t, subject)))
+        Ok(table.as_ref().and_then(|t| t.tell(subject)))
     }
 
-    fn refresh(&self, table: &mut Option<Table>) -> io::Result<()> {
+    pub(super) fn refresh(&self, table: &mut Option<Table>) -> io::Result<()> {
         let known = table.get_or_insert_default();
         let file = match self.disk.open(&self.path, How::Read) {
             Ok(file) => file,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            // A folder in its place vouches for nothing; whoever writes next puts it away.
+            Err(e) if e.kind() == io::ErrorKind::IsADirectory => return Ok(()),
             Err(e) => return Err(e),
         };
-        let len = file.facts()?.len;
-        if len < known.read_to {
-            *known = Table::default(); // another process has rewritten it
+        let facts = file.facts()?;
+        if facts.id != known.file || facts.len < known.read_to {
+            // It was rewritten, or cut.
+            *known = Table::default();
+            known.file = facts.id;
         }
         let fresh =
-            usize::try_from(len - known.read_to).map_err(|_| io::ErrorKind::FileTooLarge)?;
+            usize::try_from(facts.len - known.read_to).map_err(|_| io::ErrorKind::FileTooLarge)?;
         if fresh > 0 {
             let bytes = read_vec(&*file, known.read_to, fresh)?;
             known.read_to += known.replay(&bytes) as u64;
@@ -344,25 +121,24 @@ impl DigestLog {
     /// Writes lines, each for a file that is about to be published or was compared just now. Returns
     /// the number of the last one.
     pub(super) fn append(&self, lines: &[Line<'_>]) -> io::Result<u64> {
-        let mut tail = lock(&self.tail);
+        self.append_behind(lock(&self.tail), lines)
+    }
+
+    /// The same, unless another thread is at the log: then nothing is written, and nobody waits.
+    pub(super) fn append_if_free(&self, lines: &[Line<'_>]) {
+        if let Ok(tail) = self.tail.try_lock() {
+            // Whoever may do without these lines may do without them on a disk that refuses.
+            let _ = self.append_behind(tail, lines);
+        }
+    }
+
+    fn append_behind(&self, mut tail: MutexGuard<'_, Tail>, lines: &[Line<'_>]) -> io::Result<u64> {
         let mut text = String::new();
         let mut n = tail.next;
         for line in lines {
             n += 1;
-            let raw = RawLine {
-                file: line.subject.path().into(),
-                offset: 0,
-                length: line.known.length,
-                sha256: Hex(line.known.sha256),
-                level: line.known.level,
-                source: line.source.into(),
-                time: self.disk.now() / 1_000_000_000,
-                by: self.by.as_str().into(),
-                n,
-                checked: line.checked,
-            };
-            text += &serde_json::to_string(&raw).map_err(io::Error::other)?;
-            text.push('\n');
+            let time = self.disk.now() / 1_000_000_000;
+            text += &written(line, &self.by, n, time)?;
         }
         // Numbers are used up even if the append fails: half of it may stand in the file.
         let first = tail.next + 1;
@@ -386,26 +162,63 @@ impl DigestLog {
 
     /// Says that everything so far is to be looked at again before it is used.
     pub(super) fn mark_unclean(&self) -> io::Result<()> {
-        let text = serde_json::to_string(&Mark::Unclean).map_err(io::Error::other)?;
-        let mut tail = lock(&self.tail);
-        self.write(&mut tail, text + "\n")?;
-        tail.file.as_ref().map_or(Ok(()), |file| file.sync())?;
-        drop(tail);
+        let text = Mark::Unclean.written()?;
+        self.write(&mut lock(&self.tail), text)?;
+        self.sync_tail()?;
         let mut table = lock(&self.table);
         self.refresh(&mut table)
     }
 
+    /// Says that nothing is known of some files any more: what they held was wrong from the first.
+    pub(super) fn forget(&self, subjects: &[Subject]) -> io::Result<()> {
+        let mut text = String::new();
+        for subject in subjects {
+            let file = subject.path();
+            text += &Mark::Forgotten { file }.written()?;
+        }
+        self.write(&mut lock(&self.tail), text)?;
+        let mut table = lock(&self.table);
+        self.refresh(&mut table)
+    }
+
+    /// Makes what was written safe from a power loss. The lock is not held meanwhile: who appends
+    /// must not wait for a disk to sync.
+    fn sync_tail(&self) -> io::Result<()> {
+        let file = lock(&self.tail).file.clone();
+        file.map_or(Ok(()), |file| file.sync())
+    }
+
     fn write(&self, tail: &mut Tail, text: String) -> io::Result<()> {
+        // A file that somebody has put away, or replaced, would take lines that nobody reads.
+        let named = |id| self.disk.facts(&self.path).is_ok_and(|f| f.id == id);
+        if tail.file.is_some() && !named(tail.id) {
+            tail.file = None;
+        }
         let fresh = tail.file.is_none();
         let file = match &mut tail.file {
             Some(file) => file,
-            none => none.insert(self.disk.open(&self.path, How::Append)?),
+            none => {
+                let file = self.open_tail()?;
+                tail.id = file.facts()?.id;
+                none.insert(file)
+            }
         };
         let cut = tail.broken || fresh && ends_cut(&**file)?;
         let text = if cut { format!("\n{text}") } else { text };
         let written = file.append(text.as_bytes());
         tail.broken = written.is_err();
         written
+    }
+
+    fn open_tail(&self) -> io::Result<Arc<dyn DiskFile>> {
+        let opened = match self.disk.open(&self.path, How::Append) {
+            Err(e) if e.kind() == io::ErrorKind::IsADirectory => {
+                remove_any(&*self.disk, &self.path)?;
+                self.disk.open(&self.path, How::Append)
+            }
+            other => other,
+        };
+        opened.map(Arc::from)
     }
 
     /// Says under which name the file of line `n` was published, or that it was not.
@@ -422,16 +235,14 @@ impl DigestLog {
             return Ok(0);
         }
         let done = self.sync_files(&files).and_then(|()| {
-            let mut tail = lock(&self.tail);
-            tail.file.as_ref().map_or(Ok(()), |file| file.sync())?;
+            self.sync_tail()?;
             if upto == 0 {
                 return Ok(());
             }
             let by = self.by.clone();
             let mark = Mark::Synced { by, n: upto };
-            let text = serde_json::to_string(&mark).map_err(io::Error::other)?;
-            self.write(&mut tail, text + "\n")?;
-            tail.file.as_ref().map_or(Ok(()), |file| file.sync())
+            self.write(&mut lock(&self.tail), mark.written()?)?;
+            self.sync_tail()
         });
         if done.is_err() {
             let mut tail = lock(&self.tail);
@@ -493,15 +304,6 @@ impl DigestLog {
         self.rooted.store(true, Ordering::Release);
         Ok(())
     }
-}
-
-fn tell(table: &Table, subject: &Subject) -> Option<Told> {
-    let record = table.records.get(subject)?;
-    Some(Told {
-        known: record.known,
-        suspect: record.seen <= table.unclean_at,
-        synced: table.is_synced(record),
-    })
 }
 
 /// Whether the file ends within a line.

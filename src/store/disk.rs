@@ -7,6 +7,7 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::SystemTime;
 use std::time::UNIX_EPOCH;
@@ -31,6 +32,8 @@ pub struct Facts {
     pub len: u64,
     /// Last modification, in nanoseconds since 1970.
     pub mtime: u64,
+    /// Tells one file from another that has its name later.
+    pub id: u64,
 }
 
 /// One name in a folder.
@@ -281,6 +284,7 @@ fn facts_of(found: &fs::Metadata) -> Facts {
         },
         len: found.len(),
         mtime: found.modified().map_or(0, nanos),
+        id: found.ino(),
     }
 }
 
@@ -302,6 +306,11 @@ pub(super) fn read_vec(file: &dyn DiskFile, offset: u64, len: usize) -> io::Resu
     let mut bytes = vec![0; len];
     file.read_at(&mut bytes, offset)?;
     Ok(bytes)
+}
+
+/// Whether a name is one that [`write_file`] writes under until the file has its own.
+pub(super) fn is_unfinished(name: &str) -> bool {
+    name.starts_with('.') && name.ends_with(".tmp")
 }
 
 /// Reads a whole file, or `None` if there is none.
@@ -326,7 +335,14 @@ pub(super) fn write_file(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> io::Resu
     let written = disk.open(&temporary, How::CreateNew).and_then(|file| {
         file.write_at(bytes, 0)?;
         file.sync()?;
-        disk.rename(&temporary, path)
+        match disk.rename(&temporary, path) {
+            // A folder where the file belongs is damage, and in the way.
+            Err(e) if e.kind() == io::ErrorKind::IsADirectory => {
+                disk.remove_tree(path)?;
+                disk.rename(&temporary, path)
+            }
+            other => other,
+        }
     });
     if written.is_err() {
         let _ = disk.remove_file(&temporary);

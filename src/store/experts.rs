@@ -19,8 +19,6 @@ use super::Model;
 use super::ModelStore;
 use super::State;
 use super::Store;
-use super::digests::Known;
-use super::digests::Subject;
 use super::disk::Disk;
 use super::disk::DiskFile;
 use super::disk::How;
@@ -33,6 +31,8 @@ use super::ledger::Life;
 use super::ledger::session_of;
 use super::lock;
 use super::recover;
+use super::table::Known;
+use super::table::Subject;
 use crate::terms::ExpertKey;
 
 /// Leases beyond this many open their file only when it is read. An open file is safe even from
@@ -191,7 +191,10 @@ impl ModelStore {
                     state.index.promote(entry.id);
                     drop(state);
                     match entry.clone().lease(len) {
-                        Some(lease) => return Lookup::Hit(lease),
+                        Some(lease) => {
+                            lock(&inner.state).hit(entry.id);
+                            return Lookup::Hit(lease);
+                        }
                         None => continue, // another process has evicted it
                     }
                 }
@@ -225,14 +228,15 @@ impl ModelStore {
         }
     }
 
-    /// Whether an expert is on disk, without marking it used.
-    pub fn contains(&self, key: ExpertKey) -> bool {
+    /// Whether an expert of `len` bytes is on disk, without marking it used. One of another length is
+    /// damage, which the next [`ModelStore::lookup`] removes.
+    pub fn contains(&self, key: ExpertKey, len: u64) -> bool {
         let entry = self.entry(key);
-        if lock(&entry.store.inner.state).index.get(entry.id).is_some() {
-            return true;
+        if let Some(known) = lock(&entry.store.inner.state).index.get(entry.id) {
+            return known.len == len;
         }
         let found = entry.store.inner.disk.facts(&entry.path());
-        found.is_ok_and(|f| f.kind == Kind::File)
+        found.is_ok_and(|f| f.kind == Kind::File && f.len == len)
     }
 
     /// Marks experts used, all at one moment: call it at the end of a token with all that it used.
@@ -373,7 +377,6 @@ impl EntryRef {
         } else {
             inner.open_leases.fetch_sub(1, Ordering::Relaxed);
         }
-        lock(&inner.state).stats.hits += 1;
         Some(lease)
     }
 
@@ -391,6 +394,7 @@ impl EntryRef {
                 state.index.promote(self.id);
                 drop(state);
                 if let Some(lease) = self.clone().lease(len) {
+                    lock(&store.inner.state).hit(self.id);
                     return Lookup::Hit(lease);
                 }
                 state = lock(&store.inner.state);
@@ -410,7 +414,7 @@ impl EntryRef {
         };
         let flight: Arc<Flight> = Arc::new(OnceLock::new());
         state.flights.insert(self.id, Arc::clone(&flight));
-        state.stats.misses += 1;
+        state.missed(self.id);
         drop(state);
         Lookup::Miss(Slot {
             entry: self,
@@ -425,7 +429,7 @@ impl EntryRef {
     pub(super) fn damaged(&self, damage: Damage) -> StoreError {
         let path = self.path();
         self.inner().discard(self.id, &path);
-        lock(&self.inner().state).stats.damaged += 1;
+        self.inner().damaged(&path, &damage);
         StoreError::Damaged { path, damage }
     }
 

@@ -22,7 +22,7 @@ pub(super) struct Entry {
     pub(super) mtime: u64,
     /// Leases out on it; above 0 it is not evicted.
     pub(super) pins: u32,
-    /// Its bytes were compared with their digest since the last unclean stop, or never needed to be.
+    /// Its bytes came through this process, or were compared here with what is known of them.
     pub(super) checked: bool,
 }
 

@@ -6,7 +6,6 @@ use bytes::Bytes;
 use sha2::Digest as _;
 use sha2::Sha256;
 
-use super::digests::Line;
 use super::disk::DiskFile;
 use super::disk::How;
 use super::disk::read_vec;
@@ -14,6 +13,8 @@ use super::error::Damage;
 use super::error::StoreError;
 use super::experts::Lease;
 use super::lock;
+use super::quick::Quick;
+use super::table::Line;
 use crate::terms::Digest;
 
 impl Lease {
@@ -32,24 +33,30 @@ impl Lease {
         self.entry.path()
     }
 
-    /// Whether the bytes have been compared with their digest, or need not be: until then only
-    /// [`Lease::read`] may be believed.
+    /// Whether this process has compared the bytes with what is known of them: until then only
+    /// [`Lease::read`] may be believed, or what [`Lease::confirm`] has confirmed.
     pub fn is_checked(&self) -> bool {
         let entry = &self.entry;
         let known = lock(&entry.inner().state).index.get(entry.id);
-        if known.is_some_and(|known| known.checked) {
-            return true;
-        }
-        let told = entry.model.log.get(&entry.subject());
-        let fine = told.is_ok_and(|told| told.is_some_and(|told| !told.suspect));
-        if fine {
-            lock(&entry.inner().state).index.set_checked(entry.id);
-        }
-        fine
+        known.is_some_and(|known| known.checked)
     }
 
-    /// Reads the expert: its length is checked always, its digest at the first use after an unclean
-    /// stop.
+    /// Compares bytes that were read past the store, from [`Lease::path`], as [`Lease::read`] would
+    /// have.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lease::read`].
+    pub fn confirm(&self, bytes: &[u8]) -> Result<(), StoreError> {
+        if bytes.len() as u64 != self.len {
+            let (expected, actual) = (self.len, bytes.len() as u64);
+            return Err(self.entry.damaged(Damage::Length { expected, actual }));
+        }
+        self.check(bytes, false)
+    }
+
+    /// Reads the expert: its length is checked always, its bytes at their first use in this process,
+    /// by their fast sum, or after an unclean stop by their digest.
     ///
     /// # Errors
     ///
@@ -64,8 +71,8 @@ impl Lease {
         self.read_checked(true)
     }
 
-    /// Fills `bytes` from `offset` on. An expert that nobody has read since an unclean stop is read
-    /// and checked as a whole first.
+    /// Fills `bytes` from `offset` on. An expert that this process has not read yet is read and
+    /// checked as a whole first.
     pub fn read_at(&self, offset: u64, bytes: &mut [u8]) -> Result<(), StoreError> {
         let entry = &self.entry;
         let known = lock(&entry.inner().state).index.get(entry.id);
@@ -129,22 +136,26 @@ impl Lease {
         let Some(told) = told else {
             return Err(entry.damaged(Damage::Unknown));
         };
-        if always || told.suspect {
+        let quick = Quick::of(bytes);
+        // A fast sum that differs condemns nothing by itself: the digest says what is wrong.
+        if always || told.suspect || told.quick != Some(quick) {
             let actual = Digest(Sha256::digest(bytes).into());
             let expected = told.known.sha256;
             if actual != expected {
                 return Err(entry.damaged(Damage::Content { expected, actual }));
             }
         }
-        if told.suspect {
+        if told.suspect || told.quick != Some(quick) {
             let line = Line {
                 subject: entry.subject(),
                 known: told.known,
+                quick: Some(quick),
                 source: "disk",
                 checked: true,
             };
-            // If this is not kept, the entry is compared once more after the next start.
-            let _ = log.append(&[line]);
+            // If this is not kept, the entry is compared once more after the next start. A token
+            // does not wait for whoever is at the log.
+            log.append_if_free(&[line]);
         }
         lock(&entry.inner().state).index.set_checked(entry.id);
         Ok(())

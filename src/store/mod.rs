@@ -12,6 +12,7 @@
 //!     experts/part/       the beginnings of experts that a full install is bringing
 //!     rest/SHARD/A-B      bytes A..B of a shard that the text engine never reads
 //!     digests             what each file's bytes should be
+//!     lookups.json        how often each layer's experts were needed, and there
 //!   store.json            budget and reserve last set; models installed without a limit
 //!   locks/                who is alive, who fetches what, how many expert bytes there are
 //! ```
@@ -25,9 +26,13 @@
 //! 4. Nothing on a token's path waits for the disk to sync. What a power loss can have spoilt is
 //!    found by its digest and removed, not served.
 //! 5. An expert that cannot be kept is no error: it is [`Filled::NotKept`], and the token goes on.
+//! 6. What rots on the disk is found at an expert's first use in each process: it is removed and
+//!    fetched again. (The core is synced before it gets its name, and compared by
+//!    [`ModelStore::verify`] alone: to read all of it at each start would cost a minute.)
 //!
 //! This room never sees the network.
 
+use std::collections::BTreeMap;
 use std::collections::HashMap;
 use std::fmt;
 use std::path::Path;
@@ -50,21 +55,28 @@ use crate::terms::Revision;
 
 mod arrival;
 mod budget;
+mod compact;
 mod core;
 mod digests;
+mod discard;
 pub mod disk;
 mod error;
 mod experts;
 mod index;
 mod lease;
 mod ledger;
+mod lookups;
+mod manifest;
 mod model;
+mod notice;
 mod peek;
+mod quick;
 mod recover;
 mod settings;
 mod shards;
 mod slot;
 mod syncer;
+mod table;
 mod verify;
 
 #[cfg(test)]
@@ -75,8 +87,6 @@ pub use self::budget::Trimmed;
 pub use self::core::CoreBusy;
 pub use self::core::CoreState;
 pub use self::core::CoreWriter;
-pub use self::digests::Known;
-pub use self::digests::Level;
 pub use self::error::Damage;
 pub use self::error::StoreError;
 pub use self::experts::Filled;
@@ -86,6 +96,12 @@ pub use self::experts::NotKept;
 pub use self::experts::Slot;
 pub use self::experts::Wait;
 pub use self::experts::Waited;
+pub use self::lookups::Held;
+pub use self::lookups::Lookups;
+pub use self::manifest::Checked;
+pub use self::manifest::Manifest;
+pub use self::manifest::ManifestError;
+pub use self::manifest::Unlisted;
 pub use self::model::Area;
 pub use self::model::FileRecord;
 pub use self::model::ModelStore;
@@ -97,6 +113,8 @@ pub use self::shards::ShardDigest;
 pub use self::shards::Shards;
 pub use self::shards::Stretch;
 pub use self::shards::Verdict;
+pub use self::table::Known;
+pub use self::table::Level;
 pub use self::verify::Scrubbed;
 pub use self::verify::Verified;
 pub use self::verify::VerifyOptions;
@@ -181,6 +199,7 @@ struct Inner {
     /// Locked as long as this process lives; `None` if it could not be made because the disk is
     /// full, and then nothing is ever written.
     life_line: Option<Box<dyn DiskFile>>,
+    listener: OnceLock<notice::Listener>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -198,7 +217,11 @@ struct State {
     clock: u64,
     /// When a dead process was last looked for, or the experts last counted.
     swept: u64,
+    /// By model and layer.
+    lookups: BTreeMap<(u32, u16), Lookups>,
     stats: StoreStats,
+    /// Whoever listens was told of damage.
+    told_damage: bool,
 }
 
 /// An expert on its way: empty until its slot is filled or dropped. `None` inside means that nobody
@@ -321,12 +344,6 @@ impl State {
         self.clock = now.max(self.clock.saturating_add(1));
         self.clock
     }
-
-    fn trouble(&mut self, why: impl FnOnce() -> String) {
-        if self.stats.trouble.is_none() {
-            self.stats.trouble = Some(why());
-        }
-    }
 }
 
 impl Inner {
@@ -358,6 +375,7 @@ impl Drop for Inner {
             return;
         }
         let models = std::mem::take(&mut lock(&self.state).models);
+        models.iter().for_each(|model| self.keep_lookups(model));
         let synced = models.iter().all(|model| model.log.sync().is_ok());
         if synced {
             let locks = self.home.join("locks");

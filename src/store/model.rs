@@ -1,6 +1,7 @@
 //! One model's folder: its source record and its small files.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,19 +14,22 @@ use sha2::Sha256;
 use super::Model;
 use super::Store;
 use super::budget::GATE_WAIT;
-use super::digests::Known;
-use super::digests::Level;
-use super::digests::Line;
-use super::digests::Subject;
 use super::disk::read_file;
 use super::disk::write_file;
+use super::error::Damage;
 use super::error::StoreError;
-use super::lock;
 use super::recover::model_name;
 use super::settings::Settings;
+use super::table::Known;
+use super::table::Level;
+use super::table::Line;
+use super::table::Subject;
 use crate::terms::Digest;
 use crate::terms::RepoId;
 use crate::terms::Revision;
+
+/// Where what the hub said about a commit is kept.
+pub(super) const SOURCE: &str = "source.json";
 
 /// One model at one commit in a store. Cloning it shares it.
 #[derive(Clone, Debug)]
@@ -113,54 +117,76 @@ impl ModelStore {
 
     /// What the hub said about this commit, if it was asked and the answer is whole.
     pub fn source(&self) -> Result<Option<SourceRecord>, StoreError> {
-        let path = self.model.folder.join("source.json");
-        let bytes = read_file(&*self.store.inner.disk, &path);
-        let bytes = bytes.map_err(|e| StoreError::io("read", &path, e))?;
-        let record = bytes.and_then(|b| serde_json::from_slice::<SourceRecord>(&b).ok());
+        let path = self.model.folder.join(SOURCE);
+        let Some(bytes) = self.read_small(&path)? else {
+            return Ok(None);
+        };
+        // Earlier versions recorded no digest of it.
+        let told = self.told(&Subject::File(SOURCE.into()))?;
+        if let Some(damage) = told.and_then(|known| unlike(&bytes, &known)) {
+            self.remove_small(&path, &damage)?;
+            return Ok(None);
+        }
+        let record = serde_json::from_slice::<SourceRecord>(&bytes).ok();
         Ok(record.filter(|r| r.repo == self.model.repo && r.commit == self.model.commit))
     }
 
     /// Keeps what the hub said about this commit.
     pub fn set_source(&self, record: &SourceRecord) -> Result<(), StoreError> {
-        let path = self.model.folder.join("source.json");
+        let path = self.model.folder.join(SOURCE);
         let text = serde_json::to_vec_pretty(record);
         let text = text.map_err(|e| StoreError::io("write", &path, e.into()))?;
-        self.write_at(&path, &text)
+        self.write_vouched(&path, Subject::File(SOURCE.into()), &text)
     }
 
     /// A small file, if it is stored and its bytes are those that were stored.
     pub fn read(&self, area: Area, name: &str) -> Result<Option<Vec<u8>>, StoreError> {
         let (path, subject) = self.small_file(area, name)?;
-        let bytes = read_file(&*self.store.inner.disk, &path);
-        let Some(bytes) = bytes.map_err(|e| StoreError::io("read", &path, e))? else {
+        let Some(bytes) = self.read_small(&path)? else {
             return Ok(None);
         };
-        let log = &self.model.log;
-        let told = log.get(&subject);
-        let told = told.map_err(|e| StoreError::io("read", log.path(), e))?;
-        let right = told.is_some_and(|told| {
-            told.known.length == bytes.len() as u64 && told.known.sha256 == digest_of(&bytes)
-        });
-        if right {
+        let told = self.told(&subject)?;
+        let damage = told.map_or(Some(Damage::Unknown), |known| unlike(&bytes, &known));
+        let Some(damage) = damage else {
             return Ok(Some(bytes));
-        }
-        // As good as missing: the caller fetches it again.
-        let removed = super::disk::remove_any(&*self.store.inner.disk, &path);
-        removed.map_err(|e| StoreError::io("remove", &path, e))?;
-        lock(&self.store.inner.state).stats.damaged += 1;
+        };
+        self.remove_small(&path, &damage)?;
         Ok(None)
+    }
+
+    /// A small file's bytes, whatever they are; a folder in its place is removed.
+    fn read_small(&self, path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
+        match read_file(&*self.store.inner.disk, path) {
+            Err(e) if e.kind() == io::ErrorKind::IsADirectory => {
+                self.remove_small(path, &Damage::NotAFile)?;
+                Ok(None)
+            }
+            other => other.map_err(|e| StoreError::io("read", path, e)),
+        }
+    }
+
+    /// What is damaged is as good as missing: the caller fetches it again.
+    fn remove_small(&self, path: &Path, damage: &Damage) -> Result<(), StoreError> {
+        let removed = super::disk::remove_any(&*self.store.inner.disk, path);
+        removed.map_err(|e| StoreError::io("remove", path, e))?;
+        self.store.inner.damaged(path, damage);
+        Ok(())
     }
 
     /// Stores a small file: after any stop its name holds the old bytes, the new ones, or nothing.
     pub fn write(&self, area: Area, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
         let (path, subject) = self.small_file(area, name)?;
-        self.write_at(&path, bytes)?;
+        self.write_vouched(&path, subject, bytes)
+    }
+
+    fn write_vouched(&self, path: &Path, subject: Subject, bytes: &[u8]) -> Result<(), StoreError> {
+        self.write_at(path, bytes)?;
         let known = Known {
             sha256: digest_of(bytes),
             length: bytes.len() as u64,
             level: Level::FirstUse,
         };
-        self.vouch(subject, known, "hub", &path)
+        self.vouch(subject, known, "hub", path)
     }
 
     /// The names stored in an area.
@@ -185,6 +211,7 @@ impl ModelStore {
         let line = Line {
             subject,
             known,
+            quick: None,
             source,
             checked: false,
         };
@@ -247,6 +274,16 @@ impl ModelStore {
 pub(super) fn is_plain(name: &str) -> bool {
     let part = |p: &str| !p.is_empty() && !p.starts_with('.') && !p.contains(['\\', '\0', ':']);
     name.len() <= 512 && name.split('/').all(part)
+}
+
+/// In what `bytes` differ from what is known of them.
+fn unlike(bytes: &[u8], known: &Known) -> Option<Damage> {
+    let (expected, actual) = (known.length, bytes.len() as u64);
+    if actual != expected {
+        return Some(Damage::Length { expected, actual });
+    }
+    let (expected, actual) = (known.sha256, digest_of(bytes));
+    (actual != expected).then_some(Damage::Content { expected, actual })
 }
 
 pub(super) fn digest_of(bytes: &[u8]) -> Digest {

@@ -3,23 +3,18 @@
 use std::path::PathBuf;
 
 use super::ModelStore;
-use super::digests::Subject;
 use super::lock;
 use super::recover;
 use crate::terms::ExpertKey;
 
 impl ModelStore {
-    /// Where an expert of `len` bytes lies, if it is here and its bytes may be believed as they are. It is neither used
+    /// Where an expert of `len` bytes lies, if it is here and its bytes were compared with their digest. It is neither used
     /// by that nor held: a guess may not change what goes for another, so the file may vanish at any moment.
     pub fn peek(&self, key: ExpertKey, len: u64) -> Option<PathBuf> {
         let known = lock(&self.store().inner.state)
             .index
             .get(self.entry_id(key));
-        let known = known.filter(|known| known.len == len)?;
-        if !known.checked {
-            let told = self.record().log.get(&Subject::Expert(key)).ok().flatten();
-            told.filter(|told| !told.suspect)?;
-        }
+        known.filter(|known| known.len == len && known.checked)?;
         Some(recover::expert_path(self.folder(), key))
     }
 }

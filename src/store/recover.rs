@@ -1,5 +1,6 @@
 //! Opening a home: what is there, what a crash has left, what can be trusted.
 
+use std::collections::BTreeMap;
 use std::collections::HashMap;
 use std::collections::HashSet;
 use std::io;
@@ -8,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::Condvar;
 use std::sync::Mutex;
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
@@ -19,11 +21,10 @@ use super::State;
 use super::StoreOptions;
 use super::StoreStats;
 use super::SyncBehind;
-use super::digests::Subject;
-use super::digests::number;
 use super::disk::Disk;
 use super::disk::Kind;
 use super::disk::Listed;
+use super::disk::is_unfinished;
 use super::disk::remove_any;
 use super::error::StoreError;
 use super::error::full;
@@ -41,6 +42,8 @@ use super::ledger::session_path;
 use super::lock;
 use super::settings::Settings;
 use super::syncer::Syncer;
+use super::table::Subject;
+use super::table::number;
 use crate::terms::ExpertKey;
 use crate::terms::RepoId;
 use crate::terms::Revision;
@@ -112,19 +115,27 @@ pub(super) struct Scan {
 pub(super) fn scan_model(disk: &dyn Disk, model: &Model) -> io::Result<Scan> {
     let root = model.folder.join("experts");
     let mut scan = Scan::default();
-    for layer in list(disk, &root)? {
-        let folder = root.join(&layer.name);
-        if layer.name == "tmp" {
-            scan.temporary = list(disk, &folder)?;
-            continue;
+    let layers = match list(disk, &root) {
+        Err(e) if e.kind() == io::ErrorKind::NotADirectory => {
+            scan.wrong.push(root);
+            return Ok(scan);
         }
-        let Some(number_of_layer) = number(&layer.name, 3) else {
-            continue;
-        };
-        if layer.facts.kind == Kind::File {
+        other => other?,
+    };
+    for layer in layers {
+        let folder = root.join(&layer.name);
+        let number_of_layer = number(&layer.name, 3);
+        let ours = number_of_layer.is_some() || matches!(&*layer.name, "tmp" | "part");
+        if ours && layer.facts.kind == Kind::File {
             scan.wrong.push(folder);
             continue;
         }
+        if layer.name == "tmp" {
+            scan.temporary = list(disk, &folder)?;
+        }
+        let Some(number_of_layer) = number_of_layer else {
+            continue;
+        };
         for file in list(disk, &folder)? {
             let Some(expert) = number(&file.name, 4) else {
                 continue;
@@ -184,12 +195,15 @@ pub(super) fn open(
             flights: HashMap::new(),
             clock: 0,
             swept: 0,
+            lookups: BTreeMap::new(),
             stats: StoreStats::default(),
+            told_damage: false,
         }),
         landed: Condvar::new(),
         open_leases: AtomicUsize::new(0),
         syncer,
         life_line: None,
+        listener: OnceLock::new(),
         disk,
         home,
     };
@@ -226,6 +240,9 @@ fn begin(inner: &mut Inner) -> Result<(), StoreError> {
         let mut state = lock(&inner.state);
         state.clock = state.index.newest();
     }
+    if alive.is_empty() {
+        inner.shorten_logs();
+    }
     let line = begin_session(&*inner.disk, &home, inner.session);
     let line = line.and_then(|line| entered.commit().map(|()| line));
     drop(entered);
@@ -233,7 +250,7 @@ fn begin(inner: &mut Inner) -> Result<(), StoreError> {
         Ok(line) => inner.life_line = Some(line),
         // A full disk must not keep anybody from running what is installed.
         Err(e) if full(&e) => {
-            lock(&inner.state).trouble(|| format!("{}: the disk is full", home.display()));
+            inner.trouble(|| format!("{}: the disk is full", home.display()));
         }
         Err(source) => return Err(StoreError::Home { path: home, source }),
     }
@@ -323,11 +340,14 @@ fn sweep_leftovers(inner: &Inner, alive: &HashSet<u64>) -> io::Result<()> {
                 remove_any(disk, &temporary.join(&file.name))?;
             }
         }
-        super::arrival::sweep_parts(inner, &model)?;
         for path in &scan.wrong {
             if remove_any(disk, path).is_ok() {
                 lock(&inner.state).stats.damaged += 1;
             }
+        }
+        super::arrival::sweep_parts(inner, &model)?;
+        if alive.is_empty() {
+            sweep_unfinished(disk, &model.folder)?;
         }
     }
     let claims = inner.home.join("locks/claims");
@@ -343,6 +363,26 @@ fn sweep_leftovers(inner: &Inner, alive: &HashSet<u64>) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Removes small files, and a rewritten log, that never got their names. Only while nobody else is
+/// here: they tell no owner.
+fn sweep_unfinished(disk: &dyn Disk, model: &Path) -> io::Result<()> {
+    for folder in ["", "meta", "headers", "core"] {
+        let folder = model.join(folder);
+        for file in list(disk, &folder).unwrap_or_default() {
+            if is_unfinished(&file.name) {
+                remove_any(disk, &folder.join(&file.name))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether another process is on this home. Asked inside the gate only, where none can come in.
+pub(super) fn others_alive(inner: &Inner) -> io::Result<bool> {
+    let (_, alive) = roll_call(&*inner.disk, &inner.home.join("locks"))?;
+    Ok(alive.iter().any(|session| *session != inner.session))
 }
 
 /// After an unclean stop every expert goes for which nothing vouches, and the others are compared

@@ -17,13 +17,13 @@ use sha2::Sha256;
 
 use super::ModelStore;
 use super::core::rest_path;
-use super::digests::Known;
-use super::digests::Level;
-use super::digests::Line;
-use super::digests::Subject;
 use super::disk::How;
 use super::error::StoreError;
 use super::lock;
+use super::table::Known;
+use super::table::Level;
+use super::table::Line;
+use super::table::Subject;
 use crate::checkpoint::Layout;
 use crate::checkpoint::Part;
 use crate::terms::ByteRange;
@@ -290,7 +290,7 @@ impl ModelStore {
                 let len = lens.find(|(p, _)| *p == part).map_or(0, |(_, len)| *len);
                 self.core_ready(part, len).is_some()
             }
-            Holder::Expert { key, .. } => self.contains(key),
+            Holder::Expert { key, .. } => self.contains(key, shards.expert_len),
             Holder::Rest => self.rest_ready(shard, stretch.range).is_some(),
         }
     }
@@ -319,6 +319,7 @@ impl ModelStore {
         let whole = Line {
             subject: whole_subject(shard),
             known,
+            quick: None,
             source: "hub",
             checked: true,
         };
@@ -356,6 +357,7 @@ impl ModelStore {
                 risen.push(Line {
                     subject,
                     known: Known { level, ..known },
+                    quick: None,
                     source: "hub",
                     checked: true,
                 });
@@ -470,7 +472,7 @@ fn whole_subject(shard: &str) -> Subject {
     Subject::File(format!("shards/{shard}").into())
 }
 
-fn subject_of(shard: &str, stretch: &Stretch) -> Subject {
+pub(super) fn subject_of(shard: &str, stretch: &Stretch) -> Subject {
     match stretch.holder {
         Holder::Header => Subject::File(format!("headers/{shard}").into()),
         Holder::Core { part, .. } => Subject::File(format!("core/{part}").into()),

@@ -11,9 +11,6 @@ use bytes::Bytes;
 use super::budget::GATE_WAIT;
 use super::budget::not_kept;
 use super::budget::unentered;
-use super::digests::Known;
-use super::digests::Level;
-use super::digests::Line;
 use super::disk::Disk;
 use super::disk::DiskFile;
 use super::disk::How;
@@ -23,6 +20,10 @@ use super::experts::NotKept;
 use super::experts::Slot;
 use super::index::Entry;
 use super::lock;
+use super::quick::Quick;
+use super::table::Known;
+use super::table::Level;
+use super::table::Line;
 use crate::terms::Digest;
 use crate::terms::ExpertKey;
 
@@ -63,27 +64,30 @@ impl Slot {
 
     /// Counts what became of the expert.
     pub(super) fn note(&self, kept: Result<(), NotKept>) -> Filled {
-        {
-            let mut state = lock(&self.entry.inner().state);
+        let inner = self.entry.inner();
+        let why = {
+            let mut state = lock(&inner.state);
             match kept {
                 Ok(()) => {
                     state.stats.kept += 1;
                     state.stats.kept_bytes += self.len;
+                    return Filled::Kept;
                 }
                 Err(why) => {
                     state.stats.not_kept += 1;
-                    if let NotKept::Full | NotKept::Disk(_) | NotKept::Reserve | NotKept::Busy = why
-                    {
-                        let home = self.entry.inner().home.display();
-                        state.trouble(|| format!("{home}: experts are not kept: {why}"));
-                    }
+                    why
                 }
             }
+        };
+        if let NotKept::Full | NotKept::Disk(_) | NotKept::Reserve | NotKept::Busy = why {
+            let home = inner.home.display();
+            inner.trouble(|| {
+                format!(
+                    "{home}: experts are not kept: {why}; they are used from memory, and fetched again when they are needed again"
+                )
+            });
         }
-        match kept {
-            Ok(()) => Filled::Kept,
-            Err(why) => Filled::NotKept(why),
-        }
+        Filled::NotKept(why)
     }
 
     fn keep(&mut self, bytes: &Bytes, sha256: Digest, source: &str) -> Result<(), NotKept> {
@@ -98,6 +102,7 @@ impl Slot {
             length: self.len,
             level: Level::FirstUse,
         })?;
+        let known = (known, Quick::of(bytes));
         self.make_room()?;
         let fixed = self.room.take().unwrap_or_default();
         let inner = self.entry.inner();
@@ -110,8 +115,8 @@ impl Slot {
             if removed && !fixed {
                 inner.release(self.len);
             }
-        } else if let Some(syncer) = &inner.syncer {
-            syncer.wake();
+        } else {
+            inner.stored(&self.entry.model);
         }
         stored
     }
@@ -149,7 +154,7 @@ impl Slot {
         &self,
         temporary: &Path,
         mtime: u64,
-        known: Known,
+        (known, quick): (Known, u64),
         source: &str,
         fixed: bool,
     ) -> Result<(), NotKept> {
@@ -172,6 +177,7 @@ impl Slot {
         let line = Line {
             subject: self.entry.subject(),
             known,
+            quick: Some(quick),
             source,
             checked: false,
         };

@@ -1,7 +1,6 @@
 //! Comparing what is stored with its digests: all of it, a sample, or a little whenever there is time.
 
 use std::io;
-use std::ops::Bound;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::path::PathBuf;
@@ -10,10 +9,6 @@ use sha2::Digest as _;
 use sha2::Sha256;
 
 use super::ModelStore;
-use super::digests::Known;
-use super::digests::Level;
-use super::digests::Line;
-use super::digests::Subject;
 use super::disk::Disk;
 use super::disk::How;
 use super::disk::Kind;
@@ -22,7 +17,12 @@ use super::disk::remove_any;
 use super::error::Damage;
 use super::error::StoreError;
 use super::lock;
+use super::model::SOURCE;
 use super::recover;
+use super::table::Known;
+use super::table::Level;
+use super::table::Line;
+use super::table::Subject;
 use crate::terms::Digest;
 use crate::terms::ExpertKey;
 
@@ -149,20 +149,27 @@ impl ModelStore {
     }
 
     fn next_expert(&self, after: Option<ExpertKey>) -> Option<ExpertKey> {
-        let keys: std::collections::BTreeSet<_> =
-            self.experts().into_iter().map(|(key, _)| key).collect();
-        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let next = keys.range((from, Bound::Unbounded)).next();
-        next.or_else(|| keys.first()).copied()
+        let state = lock(&self.store().inner.state);
+        let keys = || {
+            let entries = state.index.of_model(self.record().id);
+            entries.map(|(id, _)| id.key)
+        };
+        let next = keys().filter(|key| after.is_none_or(|after| *key > after));
+        next.min().or_else(|| keys().min())
     }
 
     /// Everything of this model that should have a digest, in the order in which it lies on disk.
     fn subjects(&self) -> io::Result<Vec<Subject>> {
         let disk = &*self.store().inner.disk;
         let mut subjects = Vec::new();
+        let source = Subject::File(SOURCE.into());
+        // Earlier versions recorded no digest of it.
+        if self.record().log.get(&source)?.is_some() {
+            subjects.push(source);
+        }
         for folder in ["meta", "headers", "core", "rest"] {
             let mut files = Vec::new();
-            files_below(disk, &self.folder().join(folder), folder, &mut files)?;
+            self.files_below(folder, &mut files)?;
             files.sort_unstable();
             subjects.extend(files.into_iter().map(|f| Subject::File(f.into())));
         }
@@ -170,7 +177,7 @@ impl ModelStore {
         let mut keys: Vec<ExpertKey> = scan.entries.iter().map(|(id, _)| id.key).collect();
         keys.extend(scan.wrong.iter().filter_map(|path| {
             let local = path.strip_prefix(self.folder().join("experts")).ok()?;
-            super::digests::expert_of(local.to_str()?)
+            super::table::expert_of(local.to_str()?)
         }));
         keys.sort_unstable();
         subjects.extend(keys.into_iter().map(Subject::Expert));
@@ -186,6 +193,7 @@ impl ModelStore {
             self.append(&[Line {
                 subject: subject.clone(),
                 known,
+                quick: None,
                 source: "disk",
                 checked: true,
             }])?;
@@ -197,7 +205,7 @@ impl ModelStore {
         Ok(())
     }
 
-    fn remove_damaged(&self, subject: &Subject, path: &Path) -> Result<(), StoreError> {
+    pub(super) fn remove_damaged(&self, subject: &Subject, path: &Path) -> Result<(), StoreError> {
         let inner = &self.store().inner;
         match subject {
             Subject::Expert(key) => inner.discard(self.entry_id(*key), path),
@@ -209,31 +217,29 @@ impl ModelStore {
         lock(&inner.state).stats.damaged += 1;
         Ok(())
     }
-}
 
-/// Files below a folder, as paths from the model's folder; what is on its way is left out.
-fn files_below(
-    disk: &dyn Disk,
-    folder: &Path,
-    local: &str,
-    found: &mut Vec<String>,
-) -> io::Result<()> {
-    for listed in recover::list(disk, folder)? {
-        let local = format!("{local}/{}", listed.name);
-        let growing = listed.name.ends_with(".part") || listed.name.ends_with(".progress");
-        if listed.name.starts_with('.') || growing {
-            continue;
+    /// Files below a folder, as paths from the model's folder; what is on its way is left out. A folder
+    /// that stands where a file should is named like the file.
+    fn files_below(&self, local: &str, found: &mut Vec<String>) -> io::Result<()> {
+        let disk = &*self.store().inner.disk;
+        for listed in recover::list(disk, &self.folder().join(local))? {
+            let local = format!("{local}/{}", listed.name);
+            let growing = listed.name.ends_with(".part") || listed.name.ends_with(".progress");
+            if listed.name.starts_with('.') || growing {
+                continue;
+            }
+            let subject = Subject::File(local.as_str().into());
+            if listed.facts.kind == Kind::Folder && self.record().log.get(&subject)?.is_none() {
+                self.files_below(&local, found)?;
+            } else {
+                found.push(local);
+            }
         }
-        if listed.facts.kind == Kind::Folder {
-            files_below(disk, &folder.join(&listed.name), &local, found)?;
-        } else {
-            found.push(local);
-        }
+        Ok(())
     }
-    Ok(())
 }
 
-enum Inspected {
+pub(super) enum Inspected {
     /// Somebody removed it since it was listed.
     Gone,
     /// As it should be; so many bytes.
@@ -242,7 +248,7 @@ enum Inspected {
 }
 
 /// Compares a file with what is known of it.
-fn inspect(disk: &dyn Disk, path: &Path, known: Option<Known>) -> io::Result<Inspected> {
+pub(super) fn inspect(disk: &dyn Disk, path: &Path, known: Option<Known>) -> io::Result<Inspected> {
     let facts = match disk.facts(path) {
         Ok(facts) => facts,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Inspected::Gone),

@@ -5,14 +5,21 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::process::Stdio;
 
+use serde_json::json;
+
 use super::Served;
 use super::fetch_core;
 use super::hub;
+use super::limit::Stream;
+use super::limit::content;
+use super::limit::events;
+use super::outlive::request;
 use super::serve;
 use super::serve_demo;
 use super::serve_installed;
 use super::setting;
 use super::skipped;
+use super::together::post;
 
 fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -51,7 +58,7 @@ fn ran(command: &mut Command) {
 
 fn python(name: &str, served: &Served) {
     if let Some(folder) = environment("python") {
-        let prompts = setting("DELTAFIN_API_PROMPTS", 6).to_string();
+        let prompts = setting("DELTAFIN_API_PROMPTS", 8).to_string();
         ran(Command::new(folder.join("bin/python"))
             .arg(script(name))
             .arg(format!("http://{}", served.addr))
@@ -108,6 +115,49 @@ fn langchain_gets_tools_and_structured_output_in_both_modes() {
 }
 
 #[test]
+fn an_editors_plugin_completes_and_chats() {
+    let Some(folder) = environment("editor") else {
+        return;
+    };
+    let served = serve_demo(&[]);
+    ran(Command::new("node")
+        .arg(script("continue.mjs"))
+        .arg(format!("http://{}", served.addr))
+        .env("NODE_PATH", folder.join("node_modules")));
+}
+
+/// What Open WebUI sends for a conversation with every setting of its own set, and for a title.
+#[test]
+fn the_requests_of_open_webui_are_answered() {
+    let served = serve_demo(&[]);
+    let chat = "/v1/chat/completions";
+    let (status, models) = request(&served.addr, "GET", "/v1/models");
+    assert_eq!(status, 200);
+    let model = &models["data"][0]["id"];
+    let messages = json!([
+        { "role": "system", "content": "Be kind." },
+        { "role": "user", "content": "Who are you?" },
+    ]);
+    let talk = json!({
+        "stream": true, "model": model, "messages": messages, "temperature": 0.8, "top_p": 0.9,
+        "min_p": 0.0, "top_k": 40, "max_tokens": 12, "frequency_penalty": 0.1, "presence_penalty": 0.1,
+        "seed": 42, "stop": ["</end>"], "logit_bias": { "100": 1 }, "reasoning_effort": "low",
+        "stream_options": { "include_usage": true },
+    });
+    let mut stream = Stream::open(&served.addr, &talk);
+    let events = events(&stream.until("data: [DONE]"));
+    assert!(!content(&events).is_empty());
+    assert_eq!(events.last().unwrap()["usage"]["completion_tokens"], 12);
+    let title = json!({
+        "model": model, "stream": false, "max_completion_tokens": 8,
+        "messages": [{ "role": "user", "content": "### Task:\nGenerate a concise title.\nJSON format: { \"title\": \"...\" }" }],
+    });
+    let (status, reply) = post(&served.addr, chat, &title);
+    assert_eq!(status, 200, "{reply}");
+    assert_eq!(reply["object"], "chat.completion");
+}
+
+#[test]
 fn the_page_is_used_as_a_person_does() {
     let browsers = ["/usr/bin/chromium", "/usr/bin/chromium-browser"];
     let Some(browser) = browsers.map(Path::new).into_iter().find(|b| b.exists()) else {
@@ -118,10 +168,10 @@ fn the_page_is_used_as_a_person_does() {
     // looked, which it does once a second.
     let home = tempfile::tempdir().unwrap();
     fetch_core(&hub(None), home.path());
-    let far = hub(Some("5ms"));
+    let far = hub(Some("2ms"));
     let url = far.url();
     let mut options = vec!["--model", deltafin::share::Embedded::REPO, "--hub", &url];
-    options.extend(["--reserve", "0", "--cache", "0", "--ram", "40MB"]);
+    options.extend(["--reserve", "0", "--cache", "0", "--ram", "36MB"]);
     let served = serve(home.path(), &options);
     node("page.mjs", &served, &[&pictures, browser]);
 }

@@ -55,8 +55,13 @@ impl Place {
         Place { home, hub }
     }
 
+    /// Where its hub is.
+    pub(super) fn url(&self) -> String {
+        self.hub.url()
+    }
+
     pub(super) fn serve(&self, more: &[&str]) -> Served {
-        let url = self.hub.url();
+        let url = self.url();
         let options = [
             "--reserve",
             "0",
@@ -94,7 +99,7 @@ fn long_ask() -> Value {
     })
 }
 
-fn begin(addr: &str, ask: &Value) -> String {
+pub(super) fn begin(addr: &str, ask: &Value) -> String {
     let (status, response) = post(addr, RESPONSES, ask);
     assert_eq!(status, 200, "{response}");
     assert_eq!(response["status"], "queued");
@@ -105,7 +110,7 @@ fn ids_file(home: &Path, id: &str) -> PathBuf {
     home.join("jobs-v1").join(id).join("ids")
 }
 
-fn tokens(home: &Path, id: &str) -> Vec<u32> {
+pub(super) fn tokens(home: &Path, id: &str) -> Vec<u32> {
     let bytes = std::fs::read(ids_file(home, id)).unwrap_or_default();
     let (records, _) = bytes.as_chunks::<8>();
     let id = |r: &[u8; 8]| u32::from_le_bytes([r[0], r[1], r[2], r[3]]);
@@ -120,7 +125,7 @@ fn wait_for_tokens(home: &Path, id: &str, count: usize) {
     }
 }
 
-fn wait_for_end(addr: &str, id: &str) -> Value {
+pub(super) fn wait_for_end(addr: &str, id: &str) -> Value {
     let began = Instant::now();
     loop {
         let (status, response) = request(addr, "GET", &format!("{RESPONSES}/{id}"));
@@ -136,7 +141,7 @@ fn wait_for_end(addr: &str, id: &str) -> Value {
     }
 }
 
-fn text(response: &Value) -> String {
+pub(super) fn text(response: &Value) -> String {
     let items = response["output"].as_array().unwrap().iter();
     items
         .filter_map(|item| item["content"][0]["text"].as_str())

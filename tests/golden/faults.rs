@@ -88,6 +88,10 @@ impl ExpertSupply for Faulty<'_> {
         }
         come.into_iter()
     }
+
+    fn at_hand(&self, key: ExpertKey) -> bool {
+        self.0.at_hand(key)
+    }
 }
 
 struct FaultyLease(Lease, Fault);
@@ -257,6 +261,10 @@ impl ExpertSupply for Lacking<'_> {
             other => other.map_err(Failure::Model),
         });
         come.collect::<Vec<_>>().into_iter()
+    }
+
+    fn at_hand(&self, key: ExpertKey) -> bool {
+        self.0.at_hand(key)
     }
 }
 

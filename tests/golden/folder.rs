@@ -158,4 +158,9 @@ impl ExpertSupply for Folder {
         keys.into_iter()
             .map(|key| Ok((key, self.experts[&key].clone())))
     }
+
+    /// In one order of arrival only: the others are computed one by one, to the same bits.
+    fn at_hand(&self, _: ExpertKey) -> bool {
+        matches!(self.arrival, Arrival::AsAsked)
+    }
 }

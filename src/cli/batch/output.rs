@@ -13,8 +13,13 @@ use std::path::Path;
 use std::path::PathBuf;
 
 use serde_json::Value;
+use sha2::Digest;
+use sha2::Sha256;
 
 use crate::cli::exit::CliError;
+
+/// What every line begins with.
+const BEGINNING: &[u8] = b"{\"id\":\"batch_req_";
 
 /// The output file, owned by this process.
 pub(super) struct Output {
@@ -24,6 +29,10 @@ pub(super) struct Output {
     lines: HashMap<String, String>,
     /// Ids in the file's order.
     order: Vec<String>,
+    /// Bytes of whole lines.
+    len: u64,
+    /// Whether a part of a line may stand behind them.
+    torn: bool,
 }
 
 impl Output {
@@ -55,10 +64,13 @@ impl Output {
             .rposition(|&b| b == b'\n')
             .map_or(0, |at| at + 1);
         let mut output = Output {
-            path: path.to_owned(),
+            // A link's own file: what is renamed into place would otherwise replace the link, and lie elsewhere.
+            path: path.canonicalize().map_err(failed)?,
             file,
             lines: HashMap::new(),
             order: Vec::new(),
+            len: whole as u64,
+            torn: false,
         };
         let mut foreign = 0;
         for line in bytes[..whole]
@@ -76,7 +88,7 @@ impl Output {
             }
         }
         if foreign > 0
-            || (whole == 0 && !bytes.is_empty() && !bytes.starts_with(b"{\"id\":\"batch_req"))
+            || (whole == 0 && !bytes.starts_with(BEGINNING) && !BEGINNING.starts_with(&bytes))
         {
             return Err(CliError::Usage(
                 format!("{} holds what no batch has written", path.display()),
@@ -105,12 +117,24 @@ impl Output {
         Ok(to)
     }
 
-    /// Adds a line at the end.
+    /// Adds a line at the end. After an error the file is as it was, and the same line may be tried again.
     pub(super) fn add(&mut self, id: &str, line: &Value) -> Result<(), CliError> {
         let line = line.to_string();
+        let failed = |source| file_error(&self.path, source);
+        if self.torn {
+            // A full disk has cut a line short: the next behind it would make one that nobody can read.
+            self.file.set_len(self.len).map_err(failed)?;
+        }
         // One write: a stop leaves at most this line cut.
-        let written = self.file.write_all(format!("{line}\n").as_bytes());
-        written.map_err(|source| file_error(&self.path, source))?;
+        let bytes = format!("{line}\n");
+        self.torn = true;
+        if let Err(source) = self.file.write_all(bytes.as_bytes()) {
+            // What stays of it is cut off before the next, or when the file is opened again.
+            self.torn = self.file.set_len(self.len).is_err();
+            return Err(failed(source));
+        }
+        self.torn = false;
+        self.len += bytes.len() as u64;
         self.lines.insert(id.to_owned(), line);
         self.order.push(id.to_owned());
         Ok(())
@@ -179,4 +203,27 @@ pub(super) fn file_error(path: &Path, source: std::io::Error) -> CliError {
         path: path.display().to_string(),
         source,
     }
+}
+
+/// `out.jsonl` has its errors in `out.errors.jsonl`.
+pub(super) fn beside(output: &Path) -> PathBuf {
+    match output.extension() {
+        Some(ending) => {
+            let mut name = std::ffi::OsString::from("errors.");
+            name.push(ending);
+            output.with_extension(name)
+        }
+        None => output.with_extension("errors"),
+    }
+}
+
+pub(super) fn same(a: &Path, b: &Path) -> bool {
+    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+}
+
+/// A short name for an output file.
+pub(super) fn scope(output: &Path) -> String {
+    let path = output.canonicalize().unwrap_or_else(|_| output.to_owned());
+    let digest = Sha256::digest(path.display().to_string());
+    digest.iter().take(4).map(|b| format!("{b:02x}")).collect()
 }

@@ -108,7 +108,9 @@ pub(super) async fn create(
     door.shelf.put(&record);
     tokio::spawn(make(place, Arc::clone(queue), Arc::clone(&record)));
     if read.delivery.stream {
-        Ok(send::follow(record, 0, door.options.heartbeat))
+        let generator = Some(Arc::clone(queue.generator()));
+        let heartbeat = door.options.heartbeat;
+        Ok(send::follow(record, 0, heartbeat, generator))
     } else {
         Ok(Json(record.response()).into_response())
     }
@@ -303,7 +305,10 @@ pub(super) async fn retrieve(
     let from = how
         .starting_after
         .map_or(0, |number| number.saturating_add(1));
-    Ok(send::follow(record, from, door.options.heartbeat))
+    // Before there is one, what is kept can be heard already.
+    let generator = door.queue.get().map(|queue| Arc::clone(queue.generator()));
+    let heartbeat = door.options.heartbeat;
+    Ok(send::follow(record, from, heartbeat, generator))
 }
 
 pub(super) async fn cancel(

@@ -52,7 +52,7 @@ fn refused_choosing() -> Vec<(&'static str, Value, &'static str)> {
             json!({ "max_completion_tokens": -1 }),
             "max_completion_tokens",
         ),
-        (CHAT, json!({ "stop": ["1", "2", "3", "4", "5"] }), "stop"),
+        (CHAT, json!({ "stop": vec!["1"; 17] }), "stop"),
         (CHAT, json!({ "stop": [1] }), "stop"),
         (CHAT, json!({ "seed": 1.5 }), "seed"),
         (CHAT, json!({ "stream": "yes" }), "stream"),

@@ -1,5 +1,6 @@
 //! Whatever happens to a file: it is found before it is used, reported, and made good.
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::path::PathBuf;
@@ -12,13 +13,18 @@ use super::support::content;
 use super::support::key;
 use super::support::model;
 use super::support::put;
+use crate::store::Area;
 use crate::store::Damage;
+use crate::store::FileRecord;
 use crate::store::Filled;
 use crate::store::Lookup;
 use crate::store::ModelStore;
 use crate::store::NotKept;
+use crate::store::SourceRecord;
 use crate::store::Verified;
 use crate::store::VerifyOptions;
+use crate::store::disk::Disk;
+use crate::store::disk::How;
 
 type Harm = (&'static str, fn(&SimDisk, &Path, &Path));
 
@@ -192,7 +198,7 @@ fn a_scrub_finds_damage_one_expert_at_a_time() {
     }
     let expected = [(0, false), (1, false), (2, true), (3, false), (0, false)];
     assert_eq!(seen, expected);
-    assert!(!model.contains(key(2)));
+    assert!(!model.contains(key(2), LEN));
     assert_eq!(store.stats().damaged, 1);
 }
 
@@ -305,4 +311,209 @@ fn an_expert_of_another_length_than_asked_for_is_damage() {
         actual: LEN,
     };
     assert_eq!(wrong.to_string(), "1000 bytes instead of 1001");
+}
+
+#[test]
+fn damage_is_found_at_first_use_after_a_clean_stop_too() {
+    for (harm, harm_it) in HARMS {
+        let disk = filled();
+        let (path, other) = {
+            let store = open(&disk).unwrap();
+            let model = model(&store);
+            (expert(&model, 2), expert(&model, 3))
+        };
+        harm_it(&disk, &path, &other);
+        let store = open(&disk).unwrap();
+        let model = model(&store);
+        (0..4).for_each(|n| demand(&model, key(n)));
+        let stats = store.stats();
+        // What has grown is over the budget, and may have been evicted for it.
+        let found = stats.damaged == 1 || harm == "grown" && stats.evicted > 0;
+        assert!(found && stats.distrusted == 0, "{harm}: {stats:?}");
+        (0..4).for_each(|n| demand(&model, key(n)));
+        assert_eq!(verify(&model, false).damaged, [], "{harm}: made good");
+    }
+}
+
+#[test]
+fn what_was_read_past_the_store_is_confirmed_or_condemned() {
+    let disk = filled();
+    let store = open(&disk).unwrap();
+    let model = model(&store);
+    let sound = model.lease(key(1), LEN).unwrap();
+    assert!(!sound.is_checked(), "nobody has read it yet");
+    sound.confirm(&content(key(1))).unwrap();
+    assert!(sound.is_checked());
+    let rotten = model.lease(key(2), LEN).unwrap();
+    let refused = rotten.confirm(&content(key(3))).unwrap_err();
+    assert!(refused.refetch(), "{refused}");
+    assert!(!model.contains(key(2), LEN), "removed");
+    let cut = model.lease(key(3), LEN).unwrap();
+    assert!(cut.confirm(&content(key(3))[1..]).is_err());
+}
+
+#[test]
+fn lines_without_a_fast_sum_are_held_against_the_digest_and_get_one() {
+    let disk = filled();
+    let log = {
+        let store = open(&disk).unwrap();
+        model(&store).folder().join("digests")
+    };
+    // As an earlier version wrote them: no fast sum, no sum of the line.
+    disk.edit(&log, |bytes| {
+        let text = String::from_utf8(bytes.clone()).unwrap();
+        let old = text.lines().map(|line| {
+            let end = line.find(",\"quick\"").or(line.find(",\"line\"")).unwrap();
+            format!("{}}}\n", &line[..end])
+        });
+        *bytes = old.collect::<String>().into_bytes();
+    });
+    let path = {
+        let store = open(&disk).unwrap();
+        let model = model(&store);
+        [0, 1, 3].iter().for_each(|n| demand(&model, key(*n)));
+        assert_eq!(store.stats().damaged, 0);
+        expert(&model, 2)
+    };
+    let mut text = Vec::new();
+    disk.edit(&log, |bytes| text = bytes.clone());
+    let text = String::from_utf8(text).unwrap();
+    assert_eq!(text.matches("\"quick\"").count(), 3, "{text}");
+    disk.edit(&path, |bytes| bytes[0] ^= 1);
+    let store = open(&disk).unwrap();
+    demand(&model(&store), key(2));
+    assert_eq!(store.stats().damaged, 1, "by its digest alone");
+}
+
+/// Whatever stands in the log: nothing wrong is served, and what is lost is brought once more.
+fn survives(disk: &SimDisk, what: &str) {
+    let store = open(disk).unwrap_or_else(|e| panic!("{what}: {e}"));
+    let made = model(&store);
+    for n in 0..4 {
+        if let Lookup::Hit(lease) = made.lookup(key(n), LEN) {
+            match lease.read() {
+                Ok(bytes) => assert!(bytes == content(key(n)), "{what}: wrong bytes"),
+                Err(e) => assert!(e.refetch(), "{what}: {e}"),
+            }
+        }
+        demand(&made, key(n));
+    }
+    drop(made);
+    drop(store);
+    let store = open(disk).unwrap();
+    let made = model(&store);
+    assert_eq!(verify(&made, false).damaged, [], "{what}: made good");
+    assert_eq!(made.experts().len(), 4, "{what}");
+}
+
+#[test]
+fn a_garbage_byte_anywhere_in_the_digest_log_condemns_no_expert_for_good() {
+    let origin = filled();
+    let log = {
+        let store = open(&origin).unwrap();
+        model(&store).folder().join("digests")
+    };
+    let mut whole = Vec::new();
+    origin.edit(&log, |bytes| whole = bytes.clone());
+    for at in 0..whole.len() {
+        for garbage in [b'0', b'\n', b'"', 0xff] {
+            if whole[at] != garbage {
+                let disk = origin.fork();
+                disk.edit(&log, |bytes| bytes[at] = garbage);
+                survives(&disk, &format!("{garbage:#04x} at {at}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_digest_log_that_is_gone_or_a_folder_costs_experts_and_nothing_else() {
+    let origin = filled();
+    let log = {
+        let store = open(&origin).unwrap();
+        model(&store).folder().join("digests")
+    };
+    let folder = origin.fork();
+    folder.replace_by_folder(&log);
+    survives(&folder, "a folder");
+    let gone = origin.fork();
+    gone.remove_file(&log).unwrap();
+    survives(&gone, "gone");
+    // Under a running process too: its next lines are not written into nowhere.
+    let running = origin.fork();
+    {
+        let store = open(&running).unwrap();
+        let model = model(&store);
+        demand(&model, key(0));
+        running.remove_file(&log).unwrap();
+        store.trim(0).unwrap();
+        (0..4).for_each(|n| assert_eq!(put(&model, key(n)), Filled::Kept));
+    }
+    let store = open(&running).unwrap();
+    assert_eq!(verify(&model(&store), false).first_use, 4);
+}
+
+#[test]
+fn a_folder_where_a_file_belongs_and_a_file_where_a_folder_does_are_put_away() {
+    let disk = filled();
+    let folder = {
+        let store = open(&disk).unwrap();
+        let model = model(&store);
+        model.write(Area::Meta, "config.json", b"{}").unwrap();
+        model.folder().to_owned()
+    };
+    for name in ["meta/config.json", "source.json"] {
+        let disk = disk.fork();
+        disk.replace_by_folder(&folder.join(name));
+        let store = open(&disk).unwrap();
+        let model = model(&store);
+        assert_eq!(model.source().unwrap(), None);
+        let read = model.read(Area::Meta, "config.json").unwrap();
+        assert_eq!(read.is_some(), name != "meta/config.json");
+        model.write(Area::Meta, "config.json", b"{}").unwrap();
+        let record = SourceRecord {
+            repo: model.repo().clone(),
+            commit: model.commit().clone(),
+            files: BTreeMap::new(),
+            header_lens: BTreeMap::new(),
+        };
+        model.set_source(&record).unwrap();
+        assert_eq!(model.source().unwrap(), Some(record));
+    }
+    for name in ["experts", "experts/001", "experts/tmp", "experts/part"] {
+        let disk = disk.fork();
+        let _ = disk.remove_tree(&folder.join(name));
+        disk.open(&folder.join(name), How::CreateNew).unwrap();
+        survives(&disk, name);
+    }
+}
+
+#[test]
+fn what_the_hub_said_is_not_believed_after_it_has_rotted() {
+    let disk = filled();
+    let path = {
+        let store = open(&disk).unwrap();
+        let model = model(&store);
+        let file = FileRecord {
+            size: 123_456,
+            sha256: None,
+        };
+        let record = SourceRecord {
+            repo: model.repo().clone(),
+            commit: model.commit().clone(),
+            files: BTreeMap::from([("a".to_owned(), file)]),
+            header_lens: BTreeMap::new(),
+        };
+        model.set_source(&record).unwrap();
+        model.folder().join("source.json")
+    };
+    disk.edit(&path, |bytes| {
+        let at = bytes.iter().position(|b| *b == b'3').unwrap();
+        bytes[at] = b'4';
+    });
+    let store = open(&disk).unwrap();
+    let model = model(&store);
+    let found = verify(&model, false);
+    assert_eq!(found.damaged.len(), 1, "{found:?}");
+    assert_eq!(model.source().unwrap(), None);
 }

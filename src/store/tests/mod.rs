@@ -1,6 +1,7 @@
 //! What the store promises, held against real and simulated disks.
 
 mod basics;
+mod compact;
 mod damage;
 mod dice;
 mod faults;

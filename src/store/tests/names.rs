@@ -42,3 +42,12 @@ impl Change {
         }
     }
 }
+
+/// Whether a path is that of an expert which others may read: `experts/001/0002`.
+pub(super) fn has_its_name(path: &Path) -> bool {
+    let mut parts = path.components().rev().map(|part| part.as_os_str());
+    let number = |part: &std::ffi::OsStr| part.as_encoded_bytes().iter().all(u8::is_ascii_digit);
+    parts.next().is_some_and(number)
+        && parts.next().is_some_and(number)
+        && parts.next().is_some_and(|above| above == "experts")
+}

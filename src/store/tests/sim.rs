@@ -13,6 +13,7 @@ use std::sync::MutexGuard;
 use super::dice::Dice;
 use super::names::Change;
 use super::names::Node;
+use super::names::has_its_name;
 use crate::store::disk::Disk;
 use crate::store::disk::DiskFile;
 use crate::store::disk::Facts;
@@ -56,6 +57,8 @@ struct World {
     no_locks: bool,
     /// Most expert bytes ever seen after an operation.
     most: u64,
+    /// Fewest bytes that ever stood under an expert's own name after an operation.
+    shortest: Option<u64>,
     log: Vec<String>,
 }
 
@@ -202,6 +205,11 @@ impl SimDisk {
         self.world().most
     }
 
+    /// Fewest bytes that there ever were under an expert's own name: `None` if none had its name.
+    pub(super) fn shortest(&self) -> Option<u64> {
+        self.world().shortest
+    }
+
     pub(super) fn forget_most(&self) {
         self.world().most = 0;
     }
@@ -209,12 +217,8 @@ impl SimDisk {
     /// All files below a folder with their lengths.
     pub(super) fn files(&self, folder: &Path) -> Vec<(PathBuf, u64)> {
         let world = self.world();
-        let below = world.names.iter().filter(|(p, _)| p.starts_with(folder));
-        let files = below.filter_map(|(path, node)| match node {
-            Node::File(inode) => Some((path.clone(), world.inodes[inode].data.len() as u64)),
-            Node::Folder => None,
-        });
-        files.collect()
+        let below = world.files().filter(|(path, _)| path.starts_with(folder));
+        below.map(|(path, len)| (path.clone(), len)).collect()
     }
 
     /// Does what a faulty disk does to a file.
@@ -243,17 +247,8 @@ impl World {
         self.operations += 1;
         let line = format!("{} {what} {}", self.operations, path.display());
         self.log.push(line);
-        let harmless = [
-            "open",
-            "facts",
-            "list",
-            "free",
-            "read_at",
-            "sync",
-            "sync_folder",
-        ];
-        let locks = ["try_lock", "unlock"];
-        if self.read_only && !harmless.contains(&what) && !locks.contains(&what) {
+        let harmless = "open facts list free read_at sync sync_folder try_lock unlock";
+        if self.read_only && !harmless.split(' ').any(|name| name == what) {
             return Err(io::ErrorKind::ReadOnlyFilesystem.into());
         }
         match self.fault {
@@ -279,24 +274,24 @@ impl World {
         self.look();
     }
 
+    /// Every file and its length.
+    fn files(&self) -> impl Iterator<Item = (&PathBuf, u64)> {
+        self.names.iter().filter_map(|(path, node)| match node {
+            Node::File(inode) => Some((path, self.inodes[inode].data.len() as u64)),
+            Node::Folder => None,
+        })
+    }
+
     fn look(&mut self) {
-        let experts = self
-            .names
-            .iter()
-            .filter(|(path, _)| path.components().any(|c| c.as_os_str() == "experts"));
-        let bytes = experts.map(|(_, node)| match node {
-            Node::File(inode) => self.inodes[inode].data.len() as u64,
-            Node::Folder => 0,
-        });
-        self.most = self.most.max(bytes.sum());
+        let experts = |path: &Path| path.components().any(|c| c.as_os_str() == "experts");
+        let bytes: u64 = self.files().filter(|f| experts(f.0)).map(|f| f.1).sum();
+        let named = self.files().filter(|f| has_its_name(f.0)).map(|f| f.1);
+        self.shortest = named.chain(self.shortest).min();
+        self.most = self.most.max(bytes);
     }
 
     fn used(&self) -> u64 {
-        let named = self.names.values().filter_map(|node| match node {
-            Node::File(inode) => Some(self.inodes[inode].data.len() as u64),
-            Node::Folder => None,
-        });
-        named.sum()
+        self.files().map(|f| f.1).sum()
     }
 
     fn parent_is_folder(&self, path: &Path) -> io::Result<()> {
@@ -313,13 +308,15 @@ impl World {
                 kind: Kind::Folder,
                 len: 0,
                 mtime: 0,
+                id: 0,
             },
-            Node::File(inode) => {
-                let inode = &self.inodes[&inode];
+            Node::File(id) => {
+                let inode = &self.inodes[&id];
                 Facts {
                     kind: Kind::File,
                     len: inode.data.len() as u64,
                     mtime: inode.mtime,
+                    id,
                 }
             }
         }

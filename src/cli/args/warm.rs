@@ -1,0 +1,27 @@
+//! `cache warm`: which experts are worth fetching before they are asked for.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::ModelArgs;
+
+/// `cache warm`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct CacheWarm {
+    /// What --trace of a generating command has written: the experts it used most come first, late uses
+    /// counting more than early ones
+    #[arg(long, value_name = "FILE")]
+    pub trace: PathBuf,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Say what would be fetched, and fetch nothing but metadata
+    #[arg(long)]
+    pub dry_run: bool,
+    /// One JSON object on stdout at the end, and no other text there
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+    /// Say more on stderr
+    #[arg(short, long, action = clap::ArgAction::Count, help_heading = "Output")]
+    pub verbose: u8,
+}
