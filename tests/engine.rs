@@ -5,6 +5,8 @@
 
 #[path = "engine/kit.rs"]
 mod kit;
+#[path = "engine/lookahead.rs"]
+mod lookahead;
 #[path = "engine/memory.rs"]
 mod memory;
 #[path = "engine/prefixes.rs"]

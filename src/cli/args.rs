@@ -138,6 +138,10 @@ pub(crate) struct RunArgs {
     /// How the core is held, whatever the memory
     #[arg(long, value_enum, hide = true)]
     pub core: Option<CoreArg>,
+    /// Read experts that the next layer will probably want while the disk is idle, where not all fits in memory;
+    /// `auto`: as long as that is measured to be faster
+    #[arg(long, value_enum, default_value = "off", help_heading = "Machine")]
+    pub lookahead: LookaheadArg,
     /// Force an instruction set: scalar, avx2, avx512 or neon
     #[arg(long, help_heading = "Machine")]
     pub isa: Option<String>,
@@ -164,6 +168,17 @@ pub(crate) enum Ram {
 pub(crate) enum CoreArg {
     Mmap,
     Read,
+}
+
+/// Whether to read ahead on a guess.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum LookaheadArg {
+    On,
+    Off,
+    Auto,
+    /// To prove that a guess harms nothing.
+    #[value(hide = true)]
+    Wrong,
 }
 
 /// How text is made.

@@ -464,6 +464,7 @@ fn memory(shapes: &[(String, Shape)], findings: &mut Findings) {
             sequences: 1,
             taking_turns: false,
             core: CoreChoice::Auto,
+            lookahead: crate::residency::Lookahead::Off,
         };
         let plan = MemoryPlan::new(shape, &demand);
         if plan.short > 0 {

@@ -72,6 +72,7 @@ pub(super) fn command(args: &PlanArgs, screen: &Arc<Screen>) -> Result<u8, CliEr
         sequences: args.sequences,
         taking_turns: false,
         core: crate::residency::CoreChoice::Auto,
+        lookahead: crate::residency::Lookahead::Off,
     };
     let plan = MemoryPlan::new(&subject.shape, &demand);
     let rates = measure(args, &subject, threads, &plan)?;

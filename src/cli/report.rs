@@ -1,5 +1,7 @@
 //! What a generation was and what it moved: the JSON object and the short table.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 use serde_json::json;
 
@@ -10,6 +12,7 @@ use crate::engine::Generation;
 use crate::engine::Seconds;
 use crate::hub::Hub;
 use crate::residency::Counts;
+use crate::residency::Recall;
 use crate::terms::Bytes;
 use crate::terms::TokenId;
 
@@ -25,6 +28,8 @@ pub(super) struct Report {
     pub(super) finish: Option<Finish>,
     pub(super) seconds: Seconds,
     pub(super) counts: Counts,
+    /// How often guesses were right, by layer.
+    pub(super) recall: BTreeMap<u16, Recall>,
     /// Rows of the prompt that were computed, and that were there already.
     pub(super) rows: (usize, usize),
     pub(super) resolves: u64,
@@ -41,6 +46,7 @@ impl Report {
     /// What the engine has moved since it was opened, its installation included.
     pub(super) fn measure(&mut self, engine: &Engine, hub: Option<&Hub>) {
         self.counts = engine.counts();
+        self.recall = engine.recall();
         let stats = hub.map(Hub::stats);
         self.resolves = stats.as_ref().map_or(0, |s| s.resolves);
         self.meta = self
@@ -95,6 +101,17 @@ impl Report {
                 "core_disk": c.core_disk,
                 "core_hub": c.core_hub,
                 "meta": self.meta,
+            },
+            "lookahead": {
+                "asked": c.guessed,
+                "foreseen": c.foreseen,
+                "bytes_read": c.read_ahead,
+                "bytes_used": c.used_ahead,
+                "layers": self.recall.iter().map(|(layer, recall)| json!({
+                    "layer": layer,
+                    "asked": recall.asked,
+                    "foreseen": recall.foreseen,
+                })).collect::<Vec<Value>>(),
             },
             "rows": { "computed": self.rows.0, "cached": self.rows.1 },
             "memory": { "budget": self.memory.0, "planned": self.memory.1 },

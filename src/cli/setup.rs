@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use super::args::CoreArg;
+use super::args::LookaheadArg;
 use super::args::ModelArgs;
 use super::args::Ram;
 use super::args::RunArgs;
@@ -23,6 +24,7 @@ use crate::hub::Token;
 use crate::kernel::Isa;
 use crate::residency::CoreChoice;
 use crate::residency::Demand;
+use crate::residency::Lookahead;
 use crate::residency::OpenRequest;
 use crate::residency::Opened;
 use crate::residency::Share;
@@ -428,6 +430,12 @@ pub(super) fn demand(run: &RunArgs) -> Demand {
             None => CoreChoice::Auto,
             Some(CoreArg::Mmap) => CoreChoice::Mapped,
             Some(CoreArg::Read) => CoreChoice::Read,
+        },
+        lookahead: match run.lookahead {
+            LookaheadArg::Off => Lookahead::Off,
+            LookaheadArg::On => Lookahead::On,
+            LookaheadArg::Auto => Lookahead::Auto,
+            LookaheadArg::Wrong => Lookahead::Contrary,
         },
     }
 }

@@ -34,6 +34,7 @@ mod sweeps;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -77,6 +78,7 @@ use crate::residency::Demand;
 use crate::residency::MemoryPlan;
 use crate::residency::Meter;
 use crate::residency::Opened;
+use crate::residency::Recall;
 use crate::residency::Supply;
 use crate::residency::TraceError;
 use crate::terms::TokenId;
@@ -140,7 +142,7 @@ impl Engine {
             name: opened.repo.to_string(),
             sweeps: Sweeps::start(
                 Model::new(Arc::clone(&opened.spec), kernel),
-                Supply::new(opened, &memory)?,
+                Supply::new(opened, &memory, options.isa)?,
             )
             .map_err(EngineError::Threads)?,
             tokenizer,
@@ -262,6 +264,11 @@ impl Engine {
     /// Everything moved since the model was opened.
     pub fn counts(&self) -> Counts {
         self.meter().counts()
+    }
+
+    /// How often guesses at what a layer would ask for were right, by layer.
+    pub fn recall(&self) -> BTreeMap<u16, Recall> {
+        self.meter().recall()
     }
 
     /// Writes which experts every sweep from now on uses to a file; see [`Supply::trace_to`].

@@ -307,6 +307,7 @@ impl Model {
         let names = ["mlp_mix_p", "mlp_mix"];
         let score = scores.map(|[_, mlp]| mlp.as_slice());
         read(pass, names, score, blocks, h, &mut x);
+        experts.foresee(layer, &x);
         norm::rms_norm_in_place(pass.kernel, &mut x, &vectors.ffn_norm, self.spec.eps);
         pass.tap("mlp_in", &x);
         let (y, routes) = match self.spec.layers[usize::from(layer)].ffn {

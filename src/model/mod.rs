@@ -11,6 +11,7 @@
 
 mod error;
 mod forward;
+mod guess;
 mod kda;
 mod mla;
 mod moe;
@@ -26,6 +27,7 @@ mod tests;
 
 pub use self::error::ModelError;
 pub use self::forward::Model;
+pub use self::guess::Guesser;
 pub use self::ports::CoreLease;
 pub use self::ports::CoreSupply;
 pub use self::ports::CoreTensor;

@@ -9,6 +9,7 @@ use crate::kernel::math;
 use crate::kernel::norm;
 use crate::kernel::route;
 use crate::model::error::ModelError;
+use crate::model::order::ROUTER;
 use crate::model::pass::Pass;
 use crate::model::pass::Scratch;
 use crate::model::pass::add;
@@ -130,22 +131,13 @@ fn routes(
     x: &[f32],
 ) -> Result<LayerRoutes, ModelError> {
     let shape = (moe.experts, pass.spec.hidden);
-    let logits = pass.project(w, "block_sparse_moe.gate.weight", shape, x)?;
+    let logits = pass.project(w, ROUTER, shape, x)?;
     pass.tap("router_logits", &logits);
     if pass.taps() {
         let choice = choices(moe, &logits, &vectors.router_bias);
         pass.tap("router_choice", &choice);
     }
-    let spec = route::RouterSpec {
-        score: match moe.score {
-            Score::Sigmoid => route::Score::Sigmoid,
-            Score::Softmax => route::Score::Softmax,
-        },
-        renormalize: moe.renormalize,
-        scale: moe.scale,
-        groups: moe.groups,
-        topk_groups: moe.topk_groups,
-    };
+    let spec = router(moe);
     let (k, bias) = (moe.top_k, &vectors.router_bias);
     let mut experts = vec![0; pass.n * k];
     let mut weights = vec![0.0; pass.n * k];
@@ -162,6 +154,20 @@ fn routes(
         experts,
         weights,
     })
+}
+
+/// The router's settings as its kernel takes them.
+pub(super) fn router(moe: &MoeSpec) -> route::RouterSpec {
+    route::RouterSpec {
+        score: match moe.score {
+            Score::Sigmoid => route::Score::Sigmoid,
+            Score::Softmax => route::Score::Softmax,
+        },
+        renormalize: moe.renormalize,
+        scale: moe.scale,
+        groups: moe.groups,
+        topk_groups: moe.topk_groups,
+    }
 }
 
 /// What the router chooses by, for those who look: scores plus bias.

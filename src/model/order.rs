@@ -14,6 +14,9 @@ pub const HEAD: &str = "lm_head.weight";
 /// Read as a whole, several times over: the up-projection of the latents.
 pub const WHOLE: &str = "self_attn.kv_b_proj.weight";
 
+/// The router.
+pub const ROUTER: &str = "block_sparse_moe.gate.weight";
+
 /// The matrices of a part that are read in runs of rows, once a sweep and in this order; those that stand together are
 /// read together. Everything else of the part is [`WHOLE`], the embedding's rows, or a vector that is read in the
 /// first sweep alone.
@@ -49,7 +52,7 @@ pub fn order(spec: &Spec, part: CorePart) -> Vec<Vec<String>> {
     match (kind.ffn, &spec.moe) {
         (Ffn::Dense, _) => order.mlp("mlp"),
         (Ffn::Moe, Some(moe)) => {
-            order.push("block_sparse_moe.gate.weight");
+            order.push(ROUTER);
             if moe.latent.is_some() {
                 order.push("block_sparse_moe.routed_expert_down_proj.weight");
             }

@@ -36,9 +36,10 @@ pub trait ExpertSupply: Sync {
         false
     }
 
-    /// A hint that `keys` may be asked for soon. It may be wrong, late or ignored, and may not change any result.
-    fn prefetch(&self, keys: &[ExpertKey]) {
-        let _ = keys;
+    /// Shows what the second half of `layer` reads, `x` `[rows, hidden]` before its norm, to whoever guesses from it what
+    /// the next layer will ask for. Returns at once, and may not change any result.
+    fn foresee(&self, layer: u16, x: &[f32]) {
+        let _ = (layer, x);
     }
 }
 
@@ -77,6 +78,17 @@ pub trait CoreLease {
         let whole = local_names.iter().map(|name| self.tensor(name));
         show(0, &whole.collect::<Option<Vec<_>>>()?);
         Some(())
+    }
+
+    /// Shows matrices as [`CoreLease::runs`] does if all of them are in memory this moment. `None`, and at once, if not:
+    /// nothing is read or waited for.
+    fn runs_here(
+        &self,
+        local_names: &[&str],
+        show: &mut dyn FnMut(usize, &[CoreTensor<'_>]),
+    ) -> Option<()> {
+        let _ = (local_names, show);
+        None
     }
 
     /// Copies those rows of a matrix, one after the other, into `bytes`, and answers their type. `None` if it is

@@ -76,6 +76,8 @@ struct State {
     waited_for: bool,
     /// Expert reads under way.
     experts: usize,
+    /// Readers without anything to read.
+    readers_waiting: usize,
     closed: bool,
 }
 
@@ -157,6 +159,31 @@ impl Ahead {
             }
         }
         Ok(())
+    }
+
+    /// Shows a group as [`Ahead::show`] does if all of it is pinned and read; `None`, and at once, if not.
+    pub(super) fn show_pinned(
+        &self,
+        part: usize,
+        group: usize,
+        show: &mut dyn FnMut(&Group, &Piece, &[u8]),
+    ) -> Option<()> {
+        let shared = &*self.0;
+        let range = shared.starts[part][group]..shared.starts[part][group + 1];
+        let pinned: Option<Vec<&MmapMut>> =
+            range.clone().map(|at| shared.pinned[at].get()).collect();
+        for (at, bytes) in range.zip(pinned?) {
+            let group = &shared.shape.parts[part].groups[group];
+            show(group, &shared.pieces[at], bytes);
+        }
+        Some(())
+    }
+
+    /// Whether nothing of the core is being read or could be: every buffer is full, and the arithmetic has what it
+    /// waits for.
+    pub(super) fn is_idle(&self) -> bool {
+        let state = self.0.state();
+        state.readers_waiting == READERS && !state.waited_for
     }
 
     /// An expert read begins: core reads hold back.
@@ -299,10 +326,12 @@ impl Shared {
                     return Some((place, Some(buffer)));
                 }
             }
+            state.readers_waiting += 1;
             state = self
                 .work
                 .wait(state)
                 .unwrap_or_else(PoisonError::into_inner);
+            state.readers_waiting -= 1;
         }
     }
 

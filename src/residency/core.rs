@@ -18,6 +18,8 @@ use super::ahead::Ahead;
 use super::direct::DirectFile;
 use super::meter::Meter;
 use super::open::Opened;
+use super::shape::Group;
+use super::shape::Piece;
 use super::shape::Shape;
 use crate::checkpoint::CoreHead;
 use crate::checkpoint::Dtype;
@@ -52,6 +54,17 @@ impl CoreLease for CorePiece {
         match self {
             CorePiece::Mapped(part) => part.runs(local_names, show),
             CorePiece::Read(part) => part.runs(local_names, show),
+        }
+    }
+
+    fn runs_here(
+        &self,
+        local_names: &[&str],
+        show: &mut dyn FnMut(usize, &[CoreTensor<'_>]),
+    ) -> Option<()> {
+        match self {
+            CorePiece::Mapped(part) => part.runs(local_names, show),
+            CorePiece::Read(part) => part.runs_here(local_names, show),
         }
     }
 
@@ -336,23 +349,23 @@ impl CoreLease for ReadPart {
         };
         let ahead = core.told(core.ahead())?;
         let shown = ahead.show(self.at, group, &mut |group, piece, bytes| {
-            let (len, stride) = (
-                piece.rows.len() * group.row_bytes,
-                group.stride(&piece.rows),
-            );
-            let shape = [piece.rows.len()];
-            let tensors: Vec<CoreTensor<'_>> = bytes
-                .chunks(stride)
-                .take(group.names.len())
-                .map(|bytes| CoreTensor {
-                    dtype: group.dtype,
-                    shape: &shape,
-                    bytes: &bytes[..len],
-                })
-                .collect();
-            show(piece.rows.start, &tensors);
+            show_piece(group, piece, bytes, show);
         });
         core.told(shown)
+    }
+
+    fn runs_here(
+        &self,
+        local_names: &[&str],
+        show: &mut dyn FnMut(usize, &[CoreTensor<'_>]),
+    ) -> Option<()> {
+        let core = &*self.core;
+        let groups = &core.shape.parts[self.at].groups;
+        let group = groups.iter().position(|group| group.names == local_names)?;
+        let ahead = core.ahead.get()?;
+        ahead.show_pinned(self.at, group, &mut |group, piece, bytes| {
+            show_piece(group, piece, bytes, show);
+        })
     }
 
     fn rows(&self, local_name: &str, rows: &[usize], bytes: &mut Vec<u8>) -> Option<Dtype> {
@@ -372,4 +385,25 @@ impl CoreLease for ReadPart {
         }
         Some(entry.dtype)
     }
+}
+
+/// Shows a piece of a group as the rows of its matrices.
+fn show_piece(
+    group: &Group,
+    piece: &Piece,
+    bytes: &[u8],
+    show: &mut dyn FnMut(usize, &[CoreTensor<'_>]),
+) {
+    let len = piece.rows.len() * group.row_bytes;
+    let shape = [piece.rows.len()];
+    let tensors: Vec<CoreTensor<'_>> = bytes
+        .chunks(group.stride(&piece.rows))
+        .take(group.names.len())
+        .map(|bytes| CoreTensor {
+            dtype: group.dtype,
+            shape: &shape,
+            bytes: &bytes[..len],
+        })
+        .collect();
+    show(piece.rows.start, &tensors);
 }

@@ -1,5 +1,6 @@
 //! Counting every byte and every wait, by source.
 
+use std::collections::BTreeMap;
 use std::collections::VecDeque;
 use std::ops::AddAssign;
 use std::ops::Range;
@@ -93,6 +94,14 @@ pub struct Counts {
     pub wait_hub: Duration,
     /// Experts that were fetched and could not be kept on disk (budget, full disk).
     pub unkept: u64,
+    /// Experts asked for by layers whose choice was guessed at.
+    pub guessed: u64,
+    /// Of these, those that the guess had named.
+    pub foreseen: u64,
+    /// Bytes of experts read from disk on a guess.
+    pub read_ahead: u64,
+    /// Of these, those that were then asked for; they are among [`Counts::bytes`] of the disk.
+    pub used_ahead: u64,
 }
 
 impl Counts {
@@ -109,6 +118,10 @@ impl Counts {
             wait_disk: self.wait_disk.saturating_sub(before.wait_disk),
             wait_hub: self.wait_hub.saturating_sub(before.wait_hub),
             unkept: self.unkept - before.unkept,
+            guessed: self.guessed - before.guessed,
+            foreseen: self.foreseen - before.foreseen,
+            read_ahead: self.read_ahead - before.read_ahead,
+            used_ahead: self.used_ahead - before.used_ahead,
         }
     }
 }
@@ -141,6 +154,10 @@ impl Counts {
             wait_disk: time(self.wait_disk),
             wait_hub: time(self.wait_hub),
             unkept: of(self.unkept),
+            guessed: of(self.guessed),
+            foreseen: of(self.foreseen),
+            read_ahead: of(self.read_ahead),
+            used_ahead: of(self.used_ahead),
         }
     }
 }
@@ -165,6 +182,10 @@ impl AddAssign for Counts {
         self.wait_disk += more.wait_disk;
         self.wait_hub += more.wait_hub;
         self.unkept += more.unkept;
+        self.guessed += more.guessed;
+        self.foreseen += more.foreseen;
+        self.read_ahead += more.read_ahead;
+        self.used_ahead += more.used_ahead;
     }
 }
 
@@ -173,6 +194,16 @@ impl AddAssign for Counts {
 pub struct Meter {
     counts: Mutex<Counts>,
     recent: Mutex<Recent>,
+    recall: Mutex<BTreeMap<u16, Recall>>,
+}
+
+/// How often guesses at one layer's choice were right.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recall {
+    /// Experts that it asked for when there was a guess.
+    pub asked: u64,
+    /// Of these, those that the guess had named.
+    pub foreseen: u64,
 }
 
 /// The experts that came last, for those who watch.
@@ -252,6 +283,38 @@ impl Meter {
     /// An expert was fetched and could not be kept.
     pub(super) fn unkept(&self) {
         self.with(|c| c.unkept += 1);
+    }
+
+    /// A layer whose choice was guessed at has asked for `asked` experts, of which `foreseen` were named.
+    pub(super) fn guessed(&self, layer: u16, asked: usize, foreseen: usize) {
+        let (asked, foreseen) = (asked as u64, foreseen as u64);
+        let mut recall = self.recall.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_layer = recall.entry(layer).or_default();
+        of_layer.asked += asked;
+        of_layer.foreseen += foreseen;
+        drop(recall);
+        self.with(|c| {
+            c.guessed += asked;
+            c.foreseen += foreseen;
+        });
+    }
+
+    /// How often guesses were right, by layer.
+    pub fn recall(&self) -> BTreeMap<u16, Recall> {
+        self.recall
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// So many bytes were read on a guess.
+    pub(super) fn read_ahead(&self, bytes: u64) {
+        self.with(|c| c.read_ahead += bytes);
+    }
+
+    /// So many of them were then asked for.
+    pub(super) fn used_ahead(&self, bytes: u64) {
+        self.with(|c| c.used_ahead += bytes);
     }
 
     fn with(&self, change: impl FnOnce(&mut Counts)) {

@@ -11,6 +11,7 @@
 //!   └─ Supply: the forward pass's ports                     supply.rs
 //!        ├─ core     mapped, or pinned and read ahead       core.rs, ahead.rs
 //!        ├─ experts  memory ─► disk ─► hub, as they arrive  tier.rs
+//!        ├─ guesses  read while the disk is idle            lookahead.rs
 //!        └─ writer   keeps what came, behind the arithmetic writer.rs
 //! MemoryPlan who gets the memory, and what that costs      shape.rs, plan.rs, predict.rs, ram.rs, rates.rs
 //! Trace      which experts each sweep has used, and what
@@ -29,6 +30,7 @@ mod fetch;
 mod growing;
 mod install;
 mod lanes;
+mod lookahead;
 mod meter;
 mod open;
 mod plan;
@@ -57,10 +59,12 @@ pub use error::ResidencyError;
 pub use install::Installed;
 pub use install::Plan;
 pub use install::Proved;
+pub use lookahead::Lookahead;
 pub use meter::ByOrigin;
 pub use meter::Counts;
 pub use meter::Meter;
 pub use meter::Origin;
+pub use meter::Recall;
 pub use open::InstallObserver;
 pub use open::OpenRequest;
 pub use open::Opened;

@@ -9,6 +9,7 @@
 //! then    expert memory    a byte here saves a byte when its expert is chosen again
 //! ```
 
+use super::lookahead::Lookahead;
 use super::shape::Piece;
 use super::shape::Shape;
 use crate::checkpoint::CORE_ALIGN;
@@ -69,6 +70,8 @@ pub struct Demand {
     pub taking_turns: bool,
     /// How the core is held.
     pub core: CoreChoice,
+    /// Whether experts are read ahead on a guess, for which some memory is then kept.
+    pub lookahead: Lookahead,
 }
 
 /// What a line of the plan is for.
@@ -88,6 +91,8 @@ pub enum Share {
     ExpertBuffers,
     /// Core that stays.
     PinnedCore,
+    /// Experts read on a guess, until it is known whether they are wanted.
+    Foreseen,
     /// Experts that stay.
     ExpertMemory,
 }
@@ -103,6 +108,7 @@ impl Share {
             Share::CoreBuffers => "core read ahead",
             Share::ExpertBuffers => "experts under way",
             Share::PinnedCore => "core in memory",
+            Share::Foreseen => "experts read on a guess",
             Share::ExpertMemory => "experts in memory",
         }
     }
@@ -148,6 +154,8 @@ pub struct MemoryPlan {
     pub behind: usize,
     /// Bytes of experts that stay in memory.
     pub expert_memory: u64,
+    /// Experts read on a guess at once; 0 where none are.
+    pub foreseen: usize,
     /// Tensors that are read as a whole stay in memory.
     pub whole_pinned: bool,
     /// What was there for pieces of the core.
@@ -171,7 +179,7 @@ impl MemoryPlan {
         if plan.mapped {
             plan.hold_mapped(shape, room);
         } else {
-            plan.divide(shape, demand.budget, (runs, whole));
+            plan.divide(shape, demand, (runs, whole));
         }
         let used: u64 = plan.lines.iter().map(|line| line.bytes).sum();
         let over = demand.budget.map(|budget| used.saturating_sub(budget));
@@ -249,6 +257,7 @@ impl MemoryPlan {
             window,
             behind,
             expert_memory: 0,
+            foreseen: 0,
             whole_pinned: true,
             pin_room: u64::MAX,
         }
@@ -268,7 +277,8 @@ impl MemoryPlan {
     }
 
     /// Pins what it can, streams the rest, and keeps experts in what is left.
-    fn divide(&mut self, shape: &Shape, budget: Option<u64>, (runs, whole): (u64, u64)) {
+    fn divide(&mut self, shape: &Shape, demand: &Demand, (runs, whole): (u64, u64)) {
+        let budget = demand.budget;
         let fixed: u64 = self.lines.iter().map(|line| line.bytes).sum();
         let room = budget.map_or(u64::MAX, |budget| budget.saturating_sub(fixed));
         self.whole_pinned = whole <= room / 2;
@@ -297,7 +307,7 @@ impl MemoryPlan {
                 ),
             });
             self.pin_room = room;
-            let pins = self.pins(&pieces, room);
+            let pins = self.pins(shape, &pieces, room);
             let held = pieces.iter().zip(&pins).filter(|(_, pin)| **pin);
             self.pinned = held.map(|(piece, _)| piece.bytes as u64).sum();
             self.streamed = pieces.iter().map(|p| p.bytes as u64).sum::<u64>() - self.pinned;
@@ -324,7 +334,26 @@ impl MemoryPlan {
             bytes: self.pinned + if self.whole_pinned { 0 } else { whole_here },
             reason,
         });
+        if demand.lookahead != Lookahead::Off && room < shape.expert_bytes() {
+            room = self.foresee(shape, room);
+        }
         self.give_experts(shape, room.min(shape.expert_bytes()));
+    }
+
+    /// Keeps memory for what one layer uses to be read on a guess, at most half of it; answers what is left.
+    fn foresee(&mut self, shape: &Shape, room: u64) -> u64 {
+        let half = room / 2 / shape.expert_len.max(1);
+        let top_k = shape.spec.moe.as_ref().map_or(0, |moe| moe.top_k);
+        self.foreseen = top_k.min(usize::try_from(half).unwrap_or(usize::MAX));
+        let bytes = self.foreseen as u64 * shape.expert_len;
+        if bytes > 0 {
+            self.lines.push(PlanLine {
+                share: Share::Foreseen,
+                bytes,
+                reason: format!("{}, of the next layer", self.foreseen),
+            });
+        }
+        room - bytes
     }
 
     fn give_experts(&mut self, shape: &Shape, room: u64) {
@@ -344,11 +373,12 @@ impl MemoryPlan {
         usize::try_from(self.piece).unwrap_or(usize::MAX)
     }
 
-    /// Which pieces stay in memory, of `room` bytes. First the small ones: each would take a buffer as a large one does.
-    /// Then some of the large, spread evenly, so that the disk has something to do at any time and the arithmetic never
-    /// meets a long stretch of either kind.
-    fn pins(&self, pieces: &[Piece], room: u64) -> Vec<bool> {
-        let large = |piece: &Piece| piece.bytes as u64 > self.piece / 2;
+    /// Which pieces stay in memory, of `room` bytes. First the small ones, each of which would take a buffer as a large
+    /// one does, and the routers. Then some of the large, spread evenly, so that the disk has something to do at any
+    /// time and the arithmetic never meets a long stretch of either kind.
+    fn pins(&self, shape: &Shape, pieces: &[Piece], room: u64) -> Vec<bool> {
+        // A router in memory can be asked ahead of its turn; any other matrix is as good as the next.
+        let large = |piece: &Piece| piece.bytes as u64 > self.piece / 2 && !shape.is_router(piece);
         let sum = |which: bool| -> u64 {
             let some = pieces.iter().filter(|piece| large(piece) == which);
             some.map(|piece| piece.bytes as u64).sum()
@@ -375,7 +405,7 @@ impl MemoryPlan {
     /// The pieces of the core and whether each stays in memory.
     pub(super) fn pieces(&self, shape: &Shape) -> (Vec<Piece>, Vec<bool>) {
         let pieces = shape.pieces(self.piece_len());
-        let pins = self.pins(&pieces, self.pin_room);
+        let pins = self.pins(shape, &pieces, self.pin_room);
         (pieces, pins)
     }
 

@@ -32,6 +32,7 @@ fn demand(budget: u64) -> Demand {
         sequences: 1,
         taking_turns: false,
         core: CoreChoice::Auto,
+        ..Demand::default()
     }
 }
 
@@ -144,7 +145,7 @@ proptest! {
         taking_turns in any::<bool>(),
     ) {
         let shape = if tiny { shape("tiny-k3") } else { k3() };
-        let demand = Demand { budget: Some(budget), threads, context, sequences, core: CoreChoice::Read, taking_turns };
+        let demand = Demand { budget: Some(budget), threads, context, sequences, core: CoreChoice::Read, taking_turns, ..Demand::default() };
         let plan = MemoryPlan::new(&shape, &demand);
         // Never more than there is, unless it says so.
         prop_assert_eq!(plan.short, plan.total().saturating_sub(budget));

@@ -159,6 +159,12 @@ impl Shape {
         )
     }
 
+    /// Whether a piece is a router's.
+    pub(super) fn is_router(&self, piece: &Piece) -> bool {
+        let group = &self.parts[piece.part].groups[piece.group];
+        group.names == [order::ROUTER]
+    }
+
     /// Everything read in runs, cut into pieces of about `piece_max` bytes, in reading order.
     pub(super) fn pieces(&self, piece_max: usize) -> Vec<Piece> {
         let mut pieces = Vec::new();

@@ -24,6 +24,9 @@ use super::core::Core;
 use super::core::CorePiece;
 use super::direct::DirectFile;
 use super::fetch::Fetched;
+use super::lookahead::Foreseer;
+use super::lookahead::Means;
+use super::lookahead::Taken;
 use super::meter::Meter;
 use super::meter::Origin;
 use super::open::Opened;
@@ -37,6 +40,7 @@ use super::trace::Tracer;
 use super::writer::Writer;
 use crate::hub::Class;
 use crate::hub::Ticket;
+use crate::kernel::Isa;
 use crate::model::CoreSupply;
 use crate::model::ExpertSupply;
 use crate::store::Lease;
@@ -60,9 +64,10 @@ pub struct Supply(Arc<Inner>);
 struct Inner {
     opened: Opened,
     plan: MemoryPlan,
-    core: Core,
-    tier: Tier,
+    core: Arc<Core>,
+    tier: Arc<Tier>,
     pool: Pool,
+    foreseer: Option<Foreseer>,
     readers: rayon::ThreadPool,
     writer: Writer,
     used: Mutex<Vec<ExpertKey>>,
@@ -129,12 +134,12 @@ struct Delivered {
 }
 
 impl Supply {
-    /// Plans the memory; nothing is read yet.
+    /// Plans the memory; nothing is read yet. Guesses at what comes next are computed with `isa`.
     ///
     /// # Errors
     ///
     /// If the core's heads are damaged, or the reader threads cannot be started.
-    pub fn new(opened: Opened, demand: &Demand) -> Result<Supply, ResidencyError> {
+    pub fn new(opened: Opened, demand: &Demand, isa: Isa) -> Result<Supply, ResidencyError> {
         let shape = Shape::new(&opened.spec, opened.layout.core())?;
         let plan = MemoryPlan::new(&shape, demand);
         let readers = rayon::ThreadPoolBuilder::new()
@@ -146,10 +151,23 @@ impl Supply {
             .map_err(ResidencyError::Threads)?;
         let held = plan.expert_memory.checked_div(shape.expert_len());
         let layers: Vec<u16> = opened.spec.moe_layers().collect();
-        Ok(Supply(Arc::new(Inner {
-            tier: Tier::new(held.unwrap_or(0), &layers),
+        let means = Means {
+            tier: Arc::new(Tier::new(held.unwrap_or(0), &layers)),
             pool: Pool::new(usize::try_from(shape.expert_len()).unwrap_or(0)),
-            core: Core::new(&opened, shape, &plan),
+            core: Arc::new(Core::new(&opened, shape, &plan)),
+            opened: opened.clone(),
+        };
+        Ok(Supply(Arc::new(Inner {
+            tier: Arc::clone(&means.tier),
+            pool: means.pool.clone(),
+            core: Arc::clone(&means.core),
+            foreseer: match plan.foreseen {
+                0 => None,
+                room => {
+                    let started = Foreseer::start(demand.lookahead, means, isa, room);
+                    Some(started.map_err(ResidencyError::Threads)?)
+                }
+            },
             opened,
             plan,
             readers,
@@ -208,6 +226,9 @@ impl Supply {
         }
         self.0.writer.touch(used);
         self.0.tier.end_of_sweep();
+        if let Some(foreseer) = &self.0.foreseer {
+            foreseer.end_of_sweep();
+        }
     }
 
     /// Waits until everything fetched so far is on disk, or has been given up.
@@ -240,6 +261,9 @@ impl ExpertSupply for Supply {
         let inner = &self.0;
         inner.opened.meter.requested(keys.len());
         inner.settle(keys);
+        if let Some(foreseer) = &inner.foreseer {
+            foreseer.demand(keys);
+        }
         let (mut here, mut waiting) = (VecDeque::new(), VecDeque::new());
         for &key in keys {
             match inner.tier.get(key) {
@@ -269,6 +293,12 @@ impl ExpertSupply for Supply {
     fn at_hand(&self, key: ExpertKey) -> bool {
         self.0.tier.holds(key)
     }
+
+    fn foresee(&self, layer: u16, x: &[f32]) {
+        if let Some(foreseer) = &self.0.foreseer {
+            foreseer.foresee(layer, x);
+        }
+    }
 }
 
 /// An expert on its way from disk, which the core's reads give way to.
@@ -283,6 +313,9 @@ impl Reading {
         if let Some(ahead) = ahead {
             ahead.expert_begins();
         }
+        if let Some(foreseer) = &inner.foreseer {
+            foreseer.read_begins();
+        }
         Reading {
             counted: ahead.is_some(),
             inner: Arc::clone(inner),
@@ -290,8 +323,14 @@ impl Reading {
     }
 
     /// Reads past the page cache where memory is short and the bytes may be believed as they are.
-    fn read(&self, lease: &Lease) -> Result<Bytes, crate::store::StoreError> {
+    fn read(&self, key: ExpertKey, lease: &Lease) -> Result<Bytes, crate::store::StoreError> {
         let inner = &*self.inner;
+        // Already on its way on a guess: reading it twice would take longer.
+        if let Some(foreseer) = &inner.foreseer
+            && let Some(bytes) = foreseer.finish(key)
+        {
+            return Ok(bytes);
+        }
         if !inner.plan.mapped
             && lease.is_checked()
             && let Some(bytes) = direct(&inner.pool, lease)
@@ -308,6 +347,9 @@ impl Drop for Reading {
             && let Some(ahead) = self.inner.core.ahead()
         {
             ahead.expert_ends();
+        }
+        if let Some(foreseer) = &self.inner.foreseer {
+            foreseer.read_ends();
         }
     }
 }
@@ -351,11 +393,25 @@ impl Errand {
         let opened = &self.inner.opened;
         match opened.store.lookup(key, opened.layout.expert_len()) {
             Lookup::Hit(lease) => {
+                let foreseer = self.inner.foreseer.as_ref();
+                if let Some(Taken::Ready(bytes)) = foreseer.map(|f| f.take(key)) {
+                    let origin = Origin::Disk;
+                    let keep = None;
+                    self.deliver(
+                        key,
+                        Ok(Delivered {
+                            bytes,
+                            origin,
+                            keep,
+                        }),
+                    );
+                    return;
+                }
                 let errand = self.clone();
                 let reading = Reading::begin(&self.inner);
                 self.inner
                     .readers
-                    .spawn_fifo(move || match reading.read(&lease) {
+                    .spawn_fifo(move || match reading.read(key, &lease) {
                         Ok(bytes) => errand.deliver(
                             key,
                             Ok(Delivered {

@@ -69,6 +69,7 @@ mod lookups;
 mod manifest;
 mod model;
 mod notice;
+mod peek;
 mod quick;
 mod recover;
 mod settings;

@@ -5,6 +5,7 @@ use std::path::Path;
 use deltafin::engine::Request;
 use deltafin::hub::SourceAddress;
 use deltafin::residency::Demand;
+use deltafin::residency::Lookahead;
 use deltafin::residency::Lru;
 use deltafin::residency::MemoryPlan;
 use deltafin::residency::Replayed;
@@ -50,7 +51,7 @@ fn answer_two(kit: &Kit, trace: &Path) -> Replayed {
 }
 
 /// A budget of memory in which two or three experts of each layer stay.
-fn room_for_some() -> u64 {
+pub(crate) fn room_for_some() -> u64 {
     let kit = kit::trained();
     let opened = kit.engine.opened();
     let shape = Shape::new(&opened.spec, opened.layout.core()).unwrap();
@@ -76,16 +77,20 @@ fn the_store_hits_what_the_simulator_says_also_after_it_was_opened_again() {
     // an expert is as much used as one that was read. (The disk must then hold what one sweep uses, or memory
     // keeps what the disk had to let go.)
     let (none, some) = (1, room_for_some());
-    for (capacity, memory) in [
-        (LAYER, none),
-        (100, none),
-        (200, none),
-        (300, none),
-        (430, some),
-        (100_000, none),
+    // A guess is no use of an expert, be it right or wrong.
+    for (capacity, memory, lookahead) in [
+        (LAYER, none, Lookahead::Off),
+        (100, none, Lookahead::Off),
+        (200, none, Lookahead::Off),
+        (300, none, Lookahead::Off),
+        (430, some, Lookahead::Off),
+        (430, some, Lookahead::On),
+        (430, some, Lookahead::Contrary),
+        (100_000, none, Lookahead::Off),
     ] {
         let demand = Demand {
             budget: Some(memory),
+            lookahead,
             ..Demand::default()
         };
         let home = tempfile::tempdir().unwrap();
@@ -109,7 +114,7 @@ fn the_store_hits_what_the_simulator_says_also_after_it_was_opened_again() {
         let trace = Trace::read(&trace).unwrap();
         assert_eq!(trace.head.expert_bytes, expert);
         let told = replay(&trace, capacity as usize, &mut Lru::new());
-        assert_eq!(told, real, "{capacity} experts");
+        assert_eq!(told, real, "{capacity} experts, {lookahead:?}");
         let bound = belady(&trace, capacity as usize);
         assert!(told.hits <= bound.hits);
         if capacity == 100_000 {

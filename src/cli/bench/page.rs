@@ -149,12 +149,14 @@ fn rows(arms: &[Arm]) -> String {
         ("waiting for the link", |f| Some(f.seconds.wait_hub)),
         ("first token", |f| Some(f.first_token)),
     ];
-    let bytes: [(&str, Of); 6] = [
+    let bytes: [(&str, Of); 8] = [
         ("core from disk", |f| Some(f.bytes.core_disk)),
         ("experts from memory", |f| Some(f.bytes.experts_memory)),
         ("experts from disk", |f| Some(f.bytes.experts_disk)),
         ("experts from a peer", |f| Some(f.bytes.experts_peer)),
         ("experts from the hub", |f| Some(f.bytes.experts_hub)),
+        ("read on a guess", |f| f.lookahead.map(|l| l.read)),
+        ("and then asked for", |f| f.lookahead.map(|l| l.used)),
         ("read, says the system", |f| f.bytes.system_read),
     ];
     let spread = |name: &str, of: Of, unit: fn(f64) -> String| {
@@ -170,6 +172,12 @@ fn rows(arms: &[Arm]) -> String {
     };
     let bytes = bytes.into_iter().filter(|(_, of)| some(*of));
     table.extend(bytes.map(|(name, of)| spread(name, of, size)));
+    let recall = |arm: &Arm| Some(arm.figures.as_ref()?.lookahead?.recall);
+    if arms.iter().any(|arm| recall(arm).is_some()) {
+        table.push(row("guesses found, of what was asked for", arms, |arm| {
+            recall(arm).map_or(String::new(), |recall| format!("{:.0} %", 100.0 * recall))
+        }));
+    }
     table.concat()
 }
 

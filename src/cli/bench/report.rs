@@ -126,6 +126,20 @@ pub(super) struct Figures {
     pub(super) first_token: Spread,
     pub(super) seconds: Seconds,
     pub(super) bytes: Bytes,
+    /// `None` where no layer's choice was guessed at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) lookahead: Option<Lookahead>,
+}
+
+/// What guesses at the next layer's experts were worth.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Lookahead {
+    /// Of the experts asked for where there was a guess, the part that it had named.
+    pub(super) recall: f64,
+    /// Bytes a token read from disk on a guess, and of these those that were then asked for.
+    pub(super) read: Spread,
+    pub(super) used: Spread,
 }
 
 /// Seconds a token.

@@ -249,7 +249,14 @@ pub(super) fn figures(runs: &[Run], skip: usize) -> Option<Figures> {
     let spread = |of: &dyn Fn(&Token) -> f64| Spread::of(tokens.iter().map(|token| of(token)));
     let bytes = |of: &dyn Fn(&Counts) -> u64| spread(&|token| of(&token.counts) as f64);
     let waits = |token: &Token| token.counts.wait_disk + token.counts.wait_hub;
+    let sum = |of: &dyn Fn(&Counts) -> u64| tokens.iter().map(|t| of(&t.counts)).sum::<u64>();
+    let (guessed, foreseen) = (sum(&|c| c.guessed), sum(&|c| c.foreseen));
     (!tokens.is_empty()).then(|| Figures {
+        lookahead: (guessed > 0).then(|| report::Lookahead {
+            recall: foreseen as f64 / guessed as f64,
+            read: bytes(&|counts| counts.read_ahead),
+            used: bytes(&|counts| counts.used_ahead),
+        }),
         tokens: tokens.len(),
         first_token: Spread::of(runs.iter().map(|run| run.first_token.as_secs_f64())),
         seconds: report::Seconds {
