@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """What company costs: requests one by one, then all at once, on one server. Prints a line of JSON.
 
-    cargo run --release --example synth -- /tmp/synth/local/synthetic-k3-4gb
-    deltafin fetch --home /tmp/home --cache unlimited --hub /tmp/synth/local/synthetic-k3-4gb
-    scripts/throughput.py target/release/deltafin /tmp/home local/synthetic-k3-4gb --ram 1.27GB
+    cargo run --release --example synth -- target/synth/local/synthetic-k3-4gb
+    deltafin fetch --home target/synth-home --cache unlimited --hub target/synth/local/synthetic-k3-4gb
+    scripts/throughput.py target/release/deltafin target/synth-home local/synthetic-k3-4gb --ram 1.27GB
 
 Exit code 1 where an answer had other bits in company, or all at once were less than `--least` times one.
 Tokens a second are those of decoding: for one, over the seconds its own decoding took; for all, over the

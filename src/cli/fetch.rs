@@ -122,8 +122,8 @@ fn install(
     ));
     for shard in &proved.different {
         screen.note(&format!(
-            "{shard}: its bytes are not the hub's, although each part is what once arrived; \
-             remove its layer from the store and fetch again"
+            "{shard}: its sha256 is not the published one, although each part is what once arrived; \
+             all of it was removed, and the same command fetches it anew"
         ));
     }
     Ok((installed, Some(proved)))
@@ -138,6 +138,7 @@ fn report(opened: &Opened, plan: &Plan, installed: &Installed, proved: Option<&P
             "whole": p.whole,
             "unpublished": p.unpublished,
             "different": p.different,
+            "discarded": p.discarded,
         })),
         "core": {"bytes": plan.core_total, "missing": plan.core_missing},
         "experts": {

@@ -74,8 +74,10 @@ pub struct Proved {
     pub whole: usize,
     /// Shards of which the hub publishes no digest.
     pub unpublished: usize,
-    /// Shards whose bytes are not the hub's, although each part is what once arrived.
+    /// Shards whose bytes are not those of the published digest, although each part is what once arrived.
     pub different: Vec<String>,
+    /// Files that held bytes of those, and were removed and forgotten.
+    pub discarded: usize,
 }
 
 /// Read back in steps of this size, so that a stop is heard.
@@ -343,7 +345,11 @@ impl Opened {
             match self.store.confirm_shard(&shards, name, actual)? {
                 Verdict::Whole => proved.whole += 1,
                 Verdict::Unpublished => proved.unpublished += 1,
-                Verdict::Different { .. } => proved.different.push(name.to_owned()),
+                Verdict::Different { .. } => {
+                    // Kept, they would be served; and the right ones could never take their place.
+                    proved.discarded += self.store.discard_shard(&shards, name)?;
+                    proved.different.push(name.to_owned());
+                }
             }
         }
         observer.done();

@@ -402,39 +402,3 @@ fn an_expert_that_does_not_come_fails_those_who_need_it() {
     }
     assert_eq!(answer(&run(engine, &has[0]).0), answer(&whole[0]));
 }
-
-/// Tokens a second and bytes a token of 1 to 32 sequences at once: figures to look at, on a quiet machine, in release.
-/// `DELTAFIN_MODEL_FOLDER` names another model than the trained one, read from where it lies.
-#[test]
-#[ignore = "figures, not a check"]
-fn throughput_by_sequences() {
-    let kit = match std::env::var("DELTAFIN_MODEL_FOLDER") {
-        Ok(folder) => kit::from(SourceAddress::Folder(folder.into()), Budget::Unlimited, 2),
-        Err(_) => kit::trained(),
-    };
-    let tokens = 64;
-    let requests: Vec<Request> = (0..32)
-        .map(|n| Request::new(Prompt::Ids(ids(n, 4)), tokens, sampled(n.into())))
-        .map(|request| endless(&kit.engine, request))
-        .collect();
-    together(&kit.engine, &requests, Duration::ZERO); // everything on disk and in the page cache
-    let mut one = 0.0;
-    for count in [1, 2, 4, 8, 16, 32] {
-        let mut best = 0.0_f64;
-        let mut bytes = 0;
-        for _ in 0..3 {
-            let before = kit.engine.counts();
-            let began = Instant::now();
-            let made = together(&kit.engine, &requests[..count], Duration::ZERO);
-            let rate = (count * tokens) as f64 / began.elapsed().as_secs_f64();
-            assert!(made.iter().all(|(made, _)| made.token_ids.len() == tokens));
-            best = best.max(rate);
-            bytes = kit.engine.counts().since(&before).bytes.total() / (count * tokens) as u64;
-        }
-        one = if count == 1 { best } else { one };
-        println!(
-            "{count:2} sequences: {best:8.1} tokens/s, {:.2} x one, {bytes} expert bytes a token",
-            best / one
-        );
-    }
-}

@@ -27,7 +27,6 @@ use crate::residency::Opened;
 use crate::residency::Proved;
 use crate::residency::ResidencyError;
 use crate::store::Missing;
-use crate::store::Shards;
 use crate::terms::Bytes;
 use crate::terms::RepoId;
 use crate::terms::Revision;
@@ -98,8 +97,6 @@ pub(super) fn import(args: &CacheImport, screen: &Arc<Screen>) -> Result<u8, Cli
 struct Done {
     installed: Installed,
     proved: Proved,
-    /// Files that were removed again, since their shard is not what its sha256 says.
-    discarded: usize,
 }
 
 fn take_over(opened: &Opened, screen: &Screen) -> Result<Done, ResidencyError> {
@@ -116,10 +113,7 @@ fn take_over(opened: &Opened, screen: &Screen) -> Result<Done, ResidencyError> {
         return Ok(done);
     }
     done.proved = opened.prove(screen)?;
-    let shards = Shards::new(&opened.layout);
     for shard in &done.proved.different {
-        // Kept, they would be served; forgotten alone, the right ones could never take their place.
-        done.discarded += opened.store.discard_shard(&shards, shard)?;
         screen.note(&format!(
             "{shard}: its sha256 is not the published one; nothing of it was taken over"
         ));
@@ -189,7 +183,7 @@ fn report(opened: &Opened, missing: &Missing, done: &Done) -> Value {
             "unpublished": done.proved.unpublished,
             "different": done.proved.different,
         },
-        "discarded": done.discarded,
+        "discarded": done.proved.discarded,
     })
 }
 

@@ -26,6 +26,18 @@ use crate::store::VerifyOptions;
 use crate::store::disk::Disk;
 use crate::store::disk::How;
 
+/// Where a disk's digest log lies.
+fn log_of(disk: &SimDisk) -> PathBuf {
+    let store = open(disk).unwrap();
+    model(&store).folder().join("digests")
+}
+
+fn bytes_of(disk: &SimDisk, path: &Path) -> Vec<u8> {
+    let mut all = Vec::new();
+    disk.edit(path, |bytes| all = bytes.clone());
+    all
+}
+
 type Harm = (&'static str, fn(&SimDisk, &Path, &Path));
 
 const HARMS: [Harm; 7] = [
@@ -140,12 +152,8 @@ fn what_was_compared_once_after_an_unclean_stop_is_believed_and_the_rest_is_not(
 #[test]
 fn a_digest_log_cut_anywhere_costs_experts_and_serves_none_unproved() {
     let origin = filled();
-    let log = {
-        let store = open(&origin).unwrap();
-        model(&store).folder().join("digests")
-    };
-    let mut whole = Vec::new();
-    origin.edit(&log, |bytes| whole = bytes.clone());
+    let log = log_of(&origin);
+    let whole = bytes_of(&origin, &log);
     for cut in 0..whole.len() {
         let disk = origin.fork();
         disk.edit(&log, |bytes| bytes.truncate(cut));
@@ -355,10 +363,7 @@ fn what_was_read_past_the_store_is_confirmed_or_condemned() {
 #[test]
 fn lines_without_a_fast_sum_are_held_against_the_digest_and_get_one() {
     let disk = filled();
-    let log = {
-        let store = open(&disk).unwrap();
-        model(&store).folder().join("digests")
-    };
+    let log = log_of(&disk);
     // As an earlier version wrote them: no fast sum, no sum of the line.
     disk.edit(&log, |bytes| {
         let text = String::from_utf8(bytes.clone()).unwrap();
@@ -375,9 +380,7 @@ fn lines_without_a_fast_sum_are_held_against_the_digest_and_get_one() {
         assert_eq!(store.stats().damaged, 0);
         expert(&model, 2)
     };
-    let mut text = Vec::new();
-    disk.edit(&log, |bytes| text = bytes.clone());
-    let text = String::from_utf8(text).unwrap();
+    let text = String::from_utf8(bytes_of(&disk, &log)).unwrap();
     assert_eq!(text.matches("\"quick\"").count(), 3, "{text}");
     disk.edit(&path, |bytes| bytes[0] ^= 1);
     let store = open(&disk).unwrap();
@@ -409,12 +412,8 @@ fn survives(disk: &SimDisk, what: &str) {
 #[test]
 fn a_garbage_byte_anywhere_in_the_digest_log_condemns_no_expert_for_good() {
     let origin = filled();
-    let log = {
-        let store = open(&origin).unwrap();
-        model(&store).folder().join("digests")
-    };
-    let mut whole = Vec::new();
-    origin.edit(&log, |bytes| whole = bytes.clone());
+    let log = log_of(&origin);
+    let whole = bytes_of(&origin, &log);
     for at in 0..whole.len() {
         for garbage in [b'0', b'\n', b'"', 0xff] {
             if whole[at] != garbage {
@@ -429,10 +428,7 @@ fn a_garbage_byte_anywhere_in_the_digest_log_condemns_no_expert_for_good() {
 #[test]
 fn a_digest_log_that_is_gone_or_a_folder_costs_experts_and_nothing_else() {
     let origin = filled();
-    let log = {
-        let store = open(&origin).unwrap();
-        model(&store).folder().join("digests")
-    };
+    let log = log_of(&origin);
     let folder = origin.fork();
     folder.replace_by_folder(&log);
     survives(&folder, "a folder");
