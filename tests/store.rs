@@ -23,6 +23,7 @@ use deltafin::store::Filled;
 use deltafin::store::Lookup;
 use deltafin::store::ModelStore;
 use deltafin::store::NotKept;
+use deltafin::store::Policy;
 use deltafin::store::Slot;
 use deltafin::store::Store;
 use deltafin::store::StoreOptions;
@@ -41,6 +42,8 @@ fn open(home: &Path, budget: u64) -> Store {
         home: home.to_owned(),
         budget,
         reserve: 0,
+        policy: Policy::Lru,
+        keep_heat: true,
     })
     .unwrap()
 }

@@ -26,6 +26,7 @@ use deltafin::share::Server;
 use deltafin::share::ShareOptions;
 use deltafin::store::Budget;
 use deltafin::store::Lookup;
+use deltafin::store::Policy;
 use deltafin::store::Store;
 use deltafin::store::StoreOptions;
 use deltafin::terms::ExpertKey;
@@ -302,6 +303,8 @@ fn unname(home: &Path, key: ExpertKey, bytes: usize) {
         home: home.clone(),
         budget,
         reserve,
+        policy: Policy::Lru,
+        keep_heat: true,
     })
     .unwrap();
     let (repo, commit) = store.models().into_iter().next().unwrap();
@@ -315,6 +318,8 @@ fn unname(home: &Path, key: ExpertKey, bytes: usize) {
         home,
         budget,
         reserve,
+        policy: Policy::Lru,
+        keep_heat: true,
     })
     .unwrap();
     let model = store.model(&repo, &commit);

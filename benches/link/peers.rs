@@ -148,7 +148,7 @@ fn timed(command: &mut Command, most: Duration) -> Option<f64> {
     loop {
         let took = began.elapsed();
         if let Some(status) = child.try_wait().ok()? {
-            return status.success().then(|| took.as_secs_f64());
+            return status.success().then_some(took.as_secs_f64());
         }
         if took > most {
             child.kill().ok()?;

@@ -31,6 +31,7 @@ use self::values::temperature;
 pub(crate) use self::warm::CacheWarm;
 use crate::share::Link;
 use crate::store::Budget;
+use crate::store::Policy;
 use crate::terms::Bytes;
 use crate::terms::TokenId;
 
@@ -124,6 +125,26 @@ pub(crate) struct StoreArgs {
     /// Free disk that experts never touch [default: the larger of 10GB and 5 %]
     #[arg(long, help_heading = "Store")]
     pub reserve: Option<Bytes>,
+    /// Which expert goes when the cache is full: the one used longest ago, or the one used least
+    /// often lately [default: as last set, else lru]
+    #[arg(long, value_enum, help_heading = "Store")]
+    pub policy: Option<PolicyArg>,
+}
+
+/// Which expert goes when there is no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum PolicyArg {
+    Lru,
+    Lfu,
+}
+
+impl From<PolicyArg> for Policy {
+    fn from(arg: PolicyArg) -> Policy {
+        match arg {
+            PolicyArg::Lru => Policy::Lru,
+            PolicyArg::Lfu => Policy::Lfu,
+        }
+    }
 }
 
 /// How the machine is used, and how things are said.
@@ -251,6 +272,9 @@ pub(crate) struct Demo {
     /// Disk for experts; small by default, so that evictions happen
     #[arg(long, value_parser = budget, help_heading = "Store")]
     pub cache: Option<Budget>,
+    /// Which expert goes when the cache is full [default: lru]
+    #[arg(long, value_enum, help_heading = "Store")]
+    pub policy: Option<PolicyArg>,
     /// Keep the demo's store here instead of a temporary folder
     #[arg(long, help_heading = "Store")]
     pub home: Option<PathBuf>,
@@ -277,6 +301,9 @@ pub(crate) struct Fetch {
     /// Fetch the experts first that this trace used most, as --trace of a generating command has written it
     #[arg(long, value_name = "FILE", conflicts_with = "core")]
     pub trace: Option<PathBuf>,
+    /// Fetch the experts first that were used most here, lately
+    #[arg(long, conflicts_with_all = ["core", "trace"])]
+    pub heat: bool,
     /// Say what would be fetched, and fetch nothing but metadata
     #[arg(long)]
     pub dry_run: bool,
@@ -541,7 +568,7 @@ pub(crate) enum Cache {
     Stats(CacheStats),
     /// Compare what is stored with its digests; exit code 6 if anything is damaged
     Verify(CacheVerify),
-    /// Evict the least recently used experts until a size is left
+    /// Evict experts, in the policy's order, until a size is left
     Trim(CacheTrim),
     /// Take over what another program has downloaded; resumable, with no network
     Import(CacheImport),
@@ -549,7 +576,7 @@ pub(crate) enum Cache {
     Manifest(CacheManifest),
     /// Say what caches of other sizes and policies would have hit, from what --trace has written
     Simulate(CacheSimulate),
-    /// Fetch the experts that a trace used most, up to the cache's budget and --max-bytes; resumable
+    /// Fetch the experts that were used most, up to the cache's budget and --max-bytes; resumable
     Warm(Box<CacheWarm>),
 }
 

@@ -100,6 +100,7 @@ fn whole(
             home,
             cache: Some(args.cache.unwrap_or(Budget::Limit(CACHE))),
             reserve: Some(Bytes(0)),
+            policy: args.policy,
         },
     };
     let setup = setup::open_in(&Env::default(), &model, true, &interrupt.flag(), screen)?;

@@ -28,6 +28,7 @@ pub(super) fn command(args: &Fetch, screen: &Arc<Screen>) -> Result<u8, CliError
     // Read before anything is fetched: a trace of another model is a mistake to be told of at once.
     let order = match &args.trace {
         Some(file) => warm::order(file, &setup.opened)?,
+        None if args.heat => warm::hottest_here(&setup.opened),
         None => Vec::new(),
     };
     let plan = setup.opened.plan(layers.as_ref());

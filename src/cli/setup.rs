@@ -31,6 +31,7 @@ use crate::residency::Share;
 use crate::residency::ram;
 use crate::share;
 use crate::store::Budget;
+use crate::store::Policy;
 use crate::store::Store;
 use crate::store::StoreOptions;
 use crate::terms::Bytes;
@@ -243,16 +244,23 @@ fn store(args: &StoreArgs, env: &Env, remember: Remember) -> Result<Store, CliEr
     let budget_set = args.cache;
     let default = Budget::Limit(CACHE_DEFAULT.min(free.saturating_sub(reserve)));
     let budget = budget_set.or(last.budget).unwrap_or(default);
+    let policy_set = args.policy.map(Policy::from);
     let store = Store::open(StoreOptions {
         home,
         budget,
         reserve,
+        policy: match remember {
+            Remember::Chosen => policy_set.or(last.policy).unwrap_or_default(),
+            Remember::Nothing => policy_set.unwrap_or_default(),
+        },
+        keep_heat: remember == Remember::Chosen,
     })?;
     // Also the default, the first time: it came from the free space, of which the cache itself
     // takes more and more, so that a default worked out anew would shrink with every run.
     let chosen = budget_set.or(last.budget.is_none().then_some(budget));
-    if remember == Remember::Chosen && (chosen.is_some() || reserve_set.is_some()) {
-        store.remember(chosen, reserve_set)?;
+    let any = chosen.is_some() || reserve_set.is_some() || policy_set.is_some();
+    if remember == Remember::Chosen && any {
+        store.remember(chosen, reserve_set, policy_set)?;
     }
     Ok(store)
 }
@@ -268,10 +276,14 @@ pub(super) fn look(args: &StoreArgs) -> Result<Store, CliError> {
     let home = home(args, &Env::read())?;
     let (_, reserve) = space(args)?;
     let budget = Budget::Unlimited;
+    let last = Store::settings(&home)?;
+    let policy = args.policy.map(Policy::from).or(last.policy);
     Ok(Store::open(StoreOptions {
         home,
         budget,
         reserve,
+        policy: policy.unwrap_or_default(),
+        keep_heat: true,
     })?)
 }
 

@@ -1,5 +1,6 @@
-//! `cache warm`: fetches the experts that a trace used most, before anybody waits for them.
+//! `cache warm`: fetches the experts that were used most, before anybody waits for them.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -24,7 +25,13 @@ pub(super) fn command(args: &CacheWarm, screen: &Arc<Screen>) -> Result<u8, CliE
     let interrupt = Interrupt::listen();
     let setup = setup::open(&args.model, true, &interrupt.flag(), screen)?;
     let opened = &setup.opened;
-    let order = order(&args.trace, opened)?;
+    let order = match &args.trace {
+        Some(file) => order(file, opened)?,
+        None => hottest_here(opened),
+    };
+    if order.is_empty() {
+        screen.note("nothing was used here yet: there is nothing to warm the cache with");
+    }
     // What opening has cost counts too: a plan beyond the limit would end in the middle of experts.
     let spent = setup
         .hub
@@ -34,7 +41,7 @@ pub(super) fn command(args: &CacheWarm, screen: &Arc<Screen>) -> Result<u8, CliE
     let plan = opened.warming(&order, limit);
     let len = opened.layout.expert_len();
     screen.note(&format!(
-        "{}: of {} experts in the trace the cache holds {}; {} of those are missing, {} to fetch",
+        "{}: of {} experts that were used the cache holds {}; {} of those are missing, {} to fetch",
         opened.repo,
         order.len(),
         plan.wanted.len(),
@@ -62,7 +69,7 @@ pub(super) fn command(args: &CacheWarm, screen: &Arc<Screen>) -> Result<u8, CliE
             "model": opened.repo.as_str(),
             "revision": opened.snapshot.commit.as_str(),
             "expert_bytes": len,
-            "in_trace": order.len(),
+            "used": order.len(),
             "wanted": plan.wanted.len(),
             "missing": plan.missing,
             "planned": plan.fetch.len(),
@@ -102,9 +109,18 @@ pub(super) fn order(file: &Path, opened: &Opened) -> Result<Vec<ExpertKey>, CliE
         }
         .into());
     }
-    let mut order = hottest(&trace);
-    // A trace is a file like any other: what the model does not have is not asked for.
-    let there: std::collections::HashSet<ExpertKey> = opened.spec.expert_keys().collect();
+    Ok(of_model(hottest(&trace), opened))
+}
+
+/// The experts that were used most with this store, lately, those first.
+pub(super) fn hottest_here(opened: &Opened) -> Vec<ExpertKey> {
+    of_model(opened.store.hottest(), opened)
+}
+
+/// A trace, or what is known of heat, is a file like any other: what the model does not have is not
+/// asked for.
+fn of_model(mut order: Vec<ExpertKey>, opened: &Opened) -> Vec<ExpertKey> {
+    let there: HashSet<ExpertKey> = opened.spec.expert_keys().collect();
     order.retain(|key| there.contains(key));
-    Ok(order)
+    order
 }

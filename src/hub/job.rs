@@ -65,6 +65,8 @@ impl Job {
 #[derive(Clone, Default)]
 pub(super) struct Partial {
     pub(super) bytes: Vec<u8>,
+    /// Bytes of the whole span.
+    whole: usize,
     sum: Sha256,
     /// Whether some reply did not state the pinned digest of the whole file. Another source may go
     /// on where this one stopped only if all did.
@@ -82,11 +84,17 @@ pub(super) struct Partial {
 impl Partial {
     pub(super) fn add(&mut self, chunk: &[u8]) {
         self.sum.update(chunk);
+        if self.bytes.is_empty() {
+            // Growing by doubling would end with room for almost two spans, copied on the way.
+            self.bytes.reserve_exact(self.whole);
+        }
         self.bytes.extend_from_slice(chunk);
     }
 
-    pub(super) fn new(pipe: Option<Arc<Pipe>>) -> Self {
+    /// Nothing yet of a span of `whole` bytes.
+    pub(super) fn new(whole: u64, pipe: Option<Arc<Pipe>>) -> Self {
         Partial {
+            whole: usize::try_from(whole).unwrap_or(0),
             pipe,
             ..Partial::default()
         }
@@ -103,7 +111,7 @@ impl Partial {
             return 0;
         }
         let lost = self.len();
-        *self = Partial::default();
+        *self = Partial::new(self.whole as u64, None);
         lost
     }
 

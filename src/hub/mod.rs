@@ -309,6 +309,7 @@ impl Hub {
     ) -> Ticket {
         let id = self.jobs.fetch_add(1, Relaxed);
         let control = Arc::new(Control::new(class));
+        let whole = span.range.len();
         let job = Job {
             id,
             snapshot: Arc::clone(snapshot),
@@ -317,7 +318,7 @@ impl Hub {
             deliver: Deliver::new(deliver),
             tried: vec![false; self.shared.sources.len()],
             error: None,
-            partial: Arc::new(Mutex::new(job::Partial::new(pipe))),
+            partial: Arc::new(Mutex::new(job::Partial::new(whole, pipe))),
         };
         // Not closed while somebody holds the hub.
         let _ = self.shared.queue().push(job);

@@ -73,6 +73,7 @@ pub use plan::Demand;
 pub use plan::MemoryPlan;
 pub use plan::PlanLine;
 pub use plan::Share;
+pub use policy::Lfu;
 pub use policy::Lru;
 pub use policy::Policy;
 pub use policy::hottest;

@@ -5,15 +5,16 @@
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::collections::HashMap;
+use std::collections::HashSet;
 use std::collections::VecDeque;
 
 use lru::LruCache;
 
 use super::trace::Trace;
+use crate::store::Heat;
+use crate::store::Worth;
 use crate::terms::ExpertKey;
 
-/// Sweeps after which a use counts half, for [`policies`]' LFU.
-const HALF_LIFE: f64 = 64.0;
 /// The part of a cache that newcomers share, for S3-FIFO: one tenth, as in its paper.
 const SMALL_PART: usize = 10;
 /// Uses that S3-FIFO counts up to.
@@ -27,8 +28,11 @@ pub trait Policy {
     fn used(&mut self, key: ExpertKey);
     /// An expert is held from now on, and used.
     fn inserted(&mut self, key: ExpertKey);
-    /// Names the expert that goes, which is then no longer held; `None` if none is held.
-    fn evict(&mut self) -> Option<ExpertKey>;
+    /// Names the expert that goes for another, and is then no longer held; `None` if none is held,
+    /// or the other is not to be kept.
+    fn evict(&mut self, newcomer: ExpertKey) -> Option<ExpertKey>;
+    /// A layer asks for these experts, in order, held or not, before any of them comes or goes.
+    fn asked(&mut self, _layer: &[ExpertKey]) {}
     /// A layer is over that has used these experts, in order, held or not.
     fn end_of_layer(&mut self, _used: &[ExpertKey]) {}
     /// A sweep is over that has used these experts, in order of layer and expert, held or not.
@@ -39,13 +43,13 @@ pub trait Policy {
 pub fn policies(capacity: usize) -> Vec<Box<dyn Policy>> {
     vec![
         Box::new(Lru::new()),
-        Box::new(Lfu::new()),
+        Box::new(Lfu::default()),
         Box::new(LeastStale::default()),
         Box::new(S3Fifo::new(capacity)),
     ]
 }
 
-/// The one used longest ago goes. This is what the store does.
+/// The one used longest ago goes. This is what the store does unless something else was chosen.
 #[derive(Debug)]
 pub struct Lru(LruCache<ExpertKey, ()>);
 
@@ -75,7 +79,7 @@ impl Policy for Lru {
         self.0.push(key, ());
     }
 
-    fn evict(&mut self) -> Option<ExpertKey> {
+    fn evict(&mut self, _: ExpertKey) -> Option<ExpertKey> {
         self.0.pop_lru().map(|(key, ())| key)
     }
 
@@ -90,43 +94,15 @@ impl Policy for Lru {
     }
 }
 
-/// The one used least often goes, where a use counts half after [`HALF_LIFE`] sweeps. It remembers
-/// what has gone: an expert that returns has not lost its past.
-///
-/// What halves for all alike changes no order: a use in sweep `t` is worth 2^(t / half-life) for
-/// ever, kept as a logarithm since it outgrows any number.
+/// The one used least often goes, where a use counts ever less (see [`Heat`]); a newcomer that is
+/// used less often than all that could go is not kept. This is what the store does where that was
+/// chosen. It remembers what has gone: an expert that returns has not lost its past.
 #[derive(Debug, Default)]
-struct Lfu {
-    sweep: u32,
-    /// log2 of the worth, of every expert ever used.
-    worth: HashMap<ExpertKey, f64>,
-    held: BTreeSet<(Ordered, ExpertKey)>,
-}
-
-/// A finite number, never below zero, in an order that sets can use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Ordered(u64);
-
-impl Ordered {
-    fn new(value: f64) -> Ordered {
-        // The bits of numbers from zero upwards are in the numbers' order.
-        Ordered(value.max(0.0).to_bits())
-    }
-}
-
-impl Lfu {
-    fn new() -> Lfu {
-        Lfu::default()
-    }
-
-    fn count(&mut self, key: ExpertKey) -> Ordered {
-        let now = f64::from(self.sweep) / HALF_LIFE;
-        let worth = self.worth.entry(key).or_insert(f64::NEG_INFINITY);
-        // log2(2^worth + 2^now), without either power.
-        let (high, low) = (worth.max(now), worth.min(now));
-        *worth = high + (low - high).exp2().ln_1p() / std::f64::consts::LN_2;
-        Ordered::new(*worth)
-    }
+pub struct Lfu {
+    heat: Heat<ExpertKey>,
+    held: BTreeSet<(Worth, ExpertKey)>,
+    /// What is held of the layer being computed: it does not go.
+    in_use: HashSet<ExpertKey>,
 }
 
 impl Policy for Lfu {
@@ -134,39 +110,50 @@ impl Policy for Lfu {
         "LFU, decaying"
     }
 
-    fn used(&mut self, key: ExpertKey) {
-        if let Some(worth) = self.worth.get(&key) {
-            self.held.remove(&(Ordered::new(*worth), key));
+    fn asked(&mut self, layer: &[ExpertKey]) {
+        self.in_use.clear();
+        for &key in layer {
+            let held = self.held.remove(&(self.heat.worth(key), key));
+            let worth = self.heat.count(key);
+            if held {
+                self.held.insert((worth, key));
+                self.in_use.insert(key);
+            }
         }
-        let worth = self.count(key);
-        self.held.insert((worth, key));
     }
+
+    fn used(&mut self, _: ExpertKey) {}
 
     fn inserted(&mut self, key: ExpertKey) {
-        let worth = self.count(key);
-        self.held.insert((worth, key));
+        self.held.insert((self.heat.worth(key), key));
     }
 
-    fn evict(&mut self) -> Option<ExpertKey> {
-        self.held.pop_first().map(|(_, key)| key)
+    fn evict(&mut self, newcomer: ExpertKey) -> Option<ExpertKey> {
+        let free = |held: &&(Worth, ExpertKey)| !self.in_use.contains(&held.1);
+        let coldest = *self.held.iter().find(free)?;
+        if coldest > (self.heat.worth(newcomer), newcomer) {
+            return None;
+        }
+        self.held.remove(&coldest);
+        Some(coldest.1)
     }
 
     fn end_of_sweep(&mut self, _: &[ExpertKey]) {
-        self.sweep += 1;
+        self.heat.end_of_sweep();
     }
 }
 
-/// The experts that a trace names, those first whose uses are worth most where a use counts half after [`HALF_LIFE`]
-/// sweeps: what LFU would keep longest. Ties go by layer, then expert.
+/// The experts that a trace names, the hottest first: what LFU would keep longest. Ties go by layer, then
+/// expert.
 pub fn hottest(trace: &Trace) -> Vec<ExpertKey> {
-    let mut lfu = Lfu::new();
+    let mut heat = Heat::default();
     for sweep in &trace.sweeps {
         for key in sweep.iter().flatten() {
-            lfu.count(*key);
+            heat.count(*key);
         }
-        lfu.end_of_sweep(&[]);
+        heat.end_of_sweep();
     }
-    let mut worth: Vec<(ExpertKey, f64)> = lfu.worth.into_iter().collect();
+    let mut worth: Vec<(ExpertKey, f64)> = heat.all().collect();
     worth.sort_unstable_by(|(a, x), (b, y)| y.total_cmp(x).then(a.cmp(b)));
     worth.into_iter().map(|(key, _)| key).collect()
 }
@@ -211,7 +198,7 @@ impl Policy for LeastStale {
         self.held.entry(self.sweep).or_default().insert(key);
     }
 
-    fn evict(&mut self) -> Option<ExpertKey> {
+    fn evict(&mut self, _: ExpertKey) -> Option<ExpertKey> {
         let (_, oldest) = self.held.first_key_value()?;
         let end = ExpertKey {
             layer: self.layer,
@@ -317,7 +304,7 @@ impl Policy for S3Fifo {
         }
     }
 
-    fn evict(&mut self) -> Option<ExpertKey> {
+    fn evict(&mut self, _: ExpertKey) -> Option<ExpertKey> {
         if self.small.len() >= self.small_max() || self.main.is_empty() {
             self.newcomer_out().or_else(|| self.resident_out())
         } else {
@@ -343,10 +330,16 @@ mod tests {
                 policy.inserted(key(n % 5, n));
             }
             for n in (0..40).step_by(3) {
+                policy.asked(&[key(n % 5, n)]);
                 policy.used(key(n % 5, n));
             }
             policy.end_of_sweep(&[]);
-            let mut gone: Vec<_> = std::iter::from_fn(|| policy.evict()).collect();
+            // Hot enough for all the others to go for it.
+            let newcomer = key(9, 0);
+            for _ in 0..3 {
+                policy.asked(&[newcomer]);
+            }
+            let mut gone: Vec<_> = std::iter::from_fn(|| policy.evict(newcomer)).collect();
             assert_eq!(gone.len(), 40, "{}", policy.name());
             gone.sort_unstable();
             gone.dedup();
@@ -354,27 +347,67 @@ mod tests {
         }
     }
 
+    /// A layer in a cache without a limit.
+    fn lfu_sweep_part(lfu: &mut Lfu, layer: &[ExpertKey]) {
+        lfu.asked(layer);
+        for key in layer {
+            if !lfu.in_use.contains(key) {
+                lfu.inserted(*key);
+            }
+        }
+    }
+
+    /// A sweep that uses one expert of each layer; says who went.
+    fn lfu_sweep(lfu: &mut Lfu, capacity: usize, used: &[ExpertKey]) -> Vec<ExpertKey> {
+        let mut gone = Vec::new();
+        for &key in used {
+            lfu.asked(&[key]);
+            let held = lfu.held.iter().any(|(_, held)| *held == key);
+            if !held && lfu.held.len() >= capacity {
+                match lfu.evict(key) {
+                    Some(other) => gone.push(other),
+                    None => continue,
+                }
+            }
+            if !held {
+                lfu.inserted(key);
+            }
+        }
+        lfu.end_of_sweep(&[]);
+        gone
+    }
+
     #[test]
     fn frequency_fades() {
-        let mut lfu = Lfu::new();
-        for n in [1, 2, 3] {
-            lfu.inserted(key(0, n));
-        }
+        let mut lfu = Lfu::default();
+        let of = |expert| key(0, expert);
         for _ in 0..3 {
-            lfu.used(key(0, 1));
+            assert!(lfu_sweep(&mut lfu, 3, &[of(1), of(2), of(3)]).is_empty());
         }
-        lfu.used(key(0, 2));
-        assert_eq!(lfu.evict(), Some(key(0, 3)));
-        // Four uses long ago are worth less than two now.
+        lfu_sweep(&mut lfu, 3, &[of(1), of(2)]);
+        // One use is less than any of them has.
+        assert!(lfu_sweep(&mut lfu, 3, &[of(4)]).is_empty());
+        // Used as often as the coldest, but later.
+        assert!(lfu_sweep(&mut lfu, 3, &[of(4)]).is_empty());
+        assert_eq!(lfu_sweep(&mut lfu, 3, &[of(4)]), [of(3)]);
+        // Four uses long ago are worth less than one now; what has gone has not lost its past.
         for _ in 0..200 {
-            lfu.end_of_sweep(&[]);
+            lfu_sweep(&mut lfu, 3, &[]);
         }
-        lfu.used(key(0, 2));
-        assert_eq!(lfu.evict(), Some(key(0, 1)));
-        // One that comes back has kept what it was worth.
-        lfu.inserted(key(0, 3));
-        lfu.inserted(key(0, 4));
-        assert_eq!(lfu.evict(), Some(key(0, 4)));
+        lfu_sweep(&mut lfu, 3, &[of(2), of(4)]);
+        assert_eq!(lfu_sweep(&mut lfu, 3, &[of(3)]), [of(1)]);
+    }
+
+    #[test]
+    fn what_the_layer_uses_does_not_go_for_its_own() {
+        let mut lfu = Lfu::default();
+        lfu_sweep(&mut lfu, 2, &[key(0, 1), key(0, 2)]);
+        lfu_sweep(&mut lfu, 2, &[key(0, 2)]);
+        lfu.asked(&[key(0, 1), key(0, 3)]);
+        lfu.asked(&[key(0, 1), key(0, 3)]);
+        // Number 2 is hotter than number 1, and goes: number 1 is being used.
+        lfu.asked(&[key(0, 1), key(0, 3)]);
+        assert_eq!(lfu.evict(key(0, 3)), Some(key(0, 2)));
     }
 
     #[test]
@@ -395,17 +428,18 @@ mod tests {
             order,
             [key(0, 9), key(0, 2), key(1, 1), key(0, 5), key(0, 3)]
         );
-        let mut lfu = Lfu::new();
+        let mut lfu = Lfu::default();
         for sweep in &trace.sweeps {
-            for key in sweep.iter().flatten() {
-                match lfu.worth.contains_key(key) {
-                    true => lfu.used(*key),
-                    false => lfu.inserted(*key),
-                }
+            for layer in sweep {
+                lfu_sweep_part(&mut lfu, layer);
             }
             lfu.end_of_sweep(&[]);
         }
-        let mut kept: Vec<_> = std::iter::from_fn(|| lfu.evict()).collect();
+        let newcomer = key(7, 7);
+        for _ in 0..999 {
+            lfu.asked(&[newcomer]);
+        }
+        let mut kept: Vec<_> = std::iter::from_fn(|| lfu.evict(newcomer)).collect();
         kept.reverse();
         let worth = |key: &ExpertKey| order.iter().position(|k| k == key).unwrap();
         // Among equals LFU names the lower first, and keeps the higher.
@@ -421,11 +455,11 @@ mod tests {
         }
         stale.end_of_sweep(&[]);
         stale.inserted(key(1, 8));
-        assert_eq!(stale.evict(), Some(key(1, 7)));
-        assert_eq!(stale.evict(), Some(key(0, 7)));
-        assert_eq!(stale.evict(), Some(key(3, 7)));
-        assert_eq!(stale.evict(), Some(key(2, 7)));
-        assert_eq!(stale.evict(), Some(key(1, 8)));
+        assert_eq!(stale.evict(key(9, 9)), Some(key(1, 7)));
+        assert_eq!(stale.evict(key(9, 9)), Some(key(0, 7)));
+        assert_eq!(stale.evict(key(9, 9)), Some(key(3, 7)));
+        assert_eq!(stale.evict(key(9, 9)), Some(key(2, 7)));
+        assert_eq!(stale.evict(key(9, 9)), Some(key(1, 8)));
     }
 
     #[test]
@@ -438,13 +472,13 @@ mod tests {
         for n in 100..150 {
             if n >= 110 {
                 // It is full.
-                let gone = s3.evict().unwrap();
+                let gone = s3.evict(key(9, 9)).unwrap();
                 assert!(gone.expert >= 100, "{gone}");
             }
             s3.inserted(key(0, n));
         }
         while s3.small.contains(&key(0, 148)) {
-            let gone = s3.evict().unwrap();
+            let gone = s3.evict(key(9, 9)).unwrap();
             assert!(gone.expert >= 100, "{gone}");
         }
         // Who returns soon after it has gone stays.

@@ -31,7 +31,7 @@ impl Replayed {
 ///
 /// A layer is looked up at once, before any of its experts comes or goes: so does the store. Those
 /// that are here count as used first, in order; then come the others, each for the one that the
-/// policy names.
+/// policy names, if it names one.
 pub fn replay(trace: &Trace, capacity: usize, policy: &mut dyn Policy) -> Replayed {
     let mut held = HashSet::new();
     let mut replayed = Replayed::default();
@@ -41,6 +41,7 @@ pub fn replay(trace: &Trace, capacity: usize, policy: &mut dyn Policy) -> Replay
             let (here, missing): (Vec<ExpertKey>, Vec<ExpertKey>) =
                 layer.iter().partition(|key| held.contains(*key));
             replayed.hits += here.len() as u64;
+            policy.asked(layer);
             for key in here {
                 policy.used(key);
             }
@@ -48,10 +49,10 @@ pub fn replay(trace: &Trace, capacity: usize, policy: &mut dyn Policy) -> Replay
                 continue;
             }
             for key in missing {
-                while held.len() >= capacity {
-                    match policy.evict() {
+                if held.len() >= capacity {
+                    match policy.evict(key) {
                         Some(gone) => held.remove(&gone),
-                        None => break,
+                        None => continue,
                     };
                 }
                 held.insert(key);

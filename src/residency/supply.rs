@@ -98,6 +98,7 @@ impl Inner {
             self.writer.settle();
         }
         self.opened.store.promote(&keys);
+        self.opened.store.ask(&keys);
         used.extend_from_slice(&keys);
     }
 }

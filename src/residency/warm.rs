@@ -57,6 +57,7 @@ impl Opened {
             );
         }
         let coldest_first: Vec<ExpertKey> = plan.wanted.iter().rev().copied().collect();
+        self.store.warm_up(&plan.wanted);
         self.store.promote(&coldest_first);
         let total = plan.fetch.len() as u64 * self.layout.expert_len();
         observer.stage("warming the cache", 0, total);

@@ -24,6 +24,7 @@ use super::fetch::Fetched;
 use super::meter::Meter;
 use crate::store::Filled;
 use crate::store::ModelStore;
+use crate::store::NotKept;
 use crate::store::Slot;
 use crate::terms::ExpertKey;
 
@@ -166,7 +167,8 @@ fn make_room(
         match job {
             Job::Keep(mut kept) => {
                 // What is being written cannot go yet: where only that is left, wait for it.
-                if kept.slot.make_room().is_err() {
+                let made = kept.slot.make_room();
+                if made.is_err_and(|why| why != NotKept::Colder) {
                     drop(waiting.until(|state| state.writing == 0));
                     // `fill` tries once more, and tells why there is none.
                     let _ = kept.slot.make_room();
@@ -177,6 +179,7 @@ fn make_room(
             Job::Touch(used) => {
                 drop(waiting.until(|state| state.writing == 0));
                 store.touch(&used);
+                store.end_of_sweep();
             }
         }
         waiting.change(|state| state.unsettled -= 1);
@@ -185,8 +188,9 @@ fn make_room(
 
 fn write(slots: &mpsc::Receiver<Kept>, meter: &Meter, waiting: &Waiting) {
     while let Ok(Kept { key, slot, fetched }) = slots.recv() {
-        if let Filled::NotKept(_) = slot.fill(fetched.bytes, fetched.sha256, &fetched.source) {
-            meter.unkept();
+        match slot.fill(fetched.bytes, fetched.sha256, &fetched.source) {
+            Filled::Kept | Filled::NotKept(NotKept::Colder) => {}
+            Filled::NotKept(_) => meter.unkept(),
         }
         waiting.change(|state| {
             state.experts.remove(&key);

@@ -69,7 +69,7 @@ impl Slot {
             state.not_needed(self.entry.id);
             state.index.is_fixed(self.entry.id.model)
         };
-        inner.reserve(self.len, fixed)?;
+        inner.reserve(self.entry.id, self.len, fixed)?;
         let begun = self.open_part(fixed);
         if begun.is_err() && !fixed {
             inner.release(self.len);

@@ -15,7 +15,7 @@ use super::error::StoreError;
 use super::error::full;
 use super::index::Entry;
 use super::index::EntryId;
-use super::index::Index;
+use super::index::Victim;
 use super::ledger::Entered;
 use super::lock;
 use super::recover;
@@ -38,8 +38,18 @@ pub struct Trimmed {
     pub left: u64,
 }
 
+/// What one eviction has brought.
+enum Gone {
+    /// So many bytes.
+    Bytes(u64),
+    /// Nothing: all that could go is worth more than the newcomer.
+    Hotter,
+    /// Nothing: nothing can go now.
+    Nothing,
+}
+
 impl Store {
-    /// Evicts, oldest use first, until at most `bytes` are left. Experts that are being read stay.
+    /// Evicts, in the policy's order, until at most `bytes` are left. Experts that are being read stay.
     pub fn trim(&self, bytes: u64) -> Result<Trimmed, StoreError> {
         self.inner.trim(bytes)
     }
@@ -75,17 +85,17 @@ impl Inner {
         let mut trimmed = Trimmed::default();
         let (mut recounted, mut stubborn) = (false, 0);
         while entered.ledger.used() > bytes {
-            match self.evict_one(&mut entered) {
-                Ok(Some(len)) => {
+            match self.evict_one(&mut entered, None) {
+                Ok(Gone::Bytes(len)) => {
                     trimmed.experts += 1;
                     trimmed.bytes += len;
                 }
-                Ok(None) if !recounted => {
+                Ok(_) if !recounted => {
                     recounted = true;
                     let counted = self.recount(&mut entered);
                     counted.map_err(|e| StoreError::io("count", &self.home, e))?;
                 }
-                Ok(None) => break,
+                Ok(_) => break,
                 Err(_) if stubborn < STUBBORN_MAX => stubborn += 1,
                 Err((path, e)) => {
                     let _ = entered.commit();
@@ -101,15 +111,16 @@ impl Inner {
 
     /// Makes room for `need` bytes that count against the budget (or, for a model without a limit,
     /// against the disk alone), and reserves it. On return nothing is over any limit.
-    pub(super) fn reserve(&self, need: u64, fixed: bool) -> Result<(), NotKept> {
+    pub(super) fn reserve(&self, id: EntryId, need: u64, fixed: bool) -> Result<(), NotKept> {
         let limits = *lock(&self.limits);
         if !fixed && limits.budget.limit() < need {
             return Err(NotKept::Budget); // never worth evicting anything for
         }
         let mut entered = self.enter(GATE_WAIT).map_err(|e| unentered(&e))?;
-        let made = self.make_room(&mut entered, need, fixed, limits);
+        let made = self.make_room(&mut entered, id, need, fixed, limits);
         if made.is_ok() && !fixed {
             *entered.reserved() += need;
+            lock(&self.state).index.comes(id);
         }
         // Evictions are committed even if the room was not enough.
         match entered.commit() {
@@ -117,6 +128,7 @@ impl Inner {
             Err(e) => {
                 if made.is_ok() && !fixed {
                     *entered.reserved() -= need;
+                    lock(&self.state).index.comes_not(id);
                 }
                 Err(not_kept(&e))
             }
@@ -136,6 +148,7 @@ impl Inner {
     fn make_room(
         &self,
         entered: &mut Entered<'_>,
+        id: EntryId,
         need: u64,
         fixed: bool,
         limits: Limits,
@@ -167,22 +180,31 @@ impl Inner {
                 swept = true;
                 continue;
             }
-            match self.evict_one(entered) {
-                Ok(Some(_)) => {}
-                Ok(None) => return Err(why),
+            match self.evict_one(entered, Some(id)) {
+                Ok(Gone::Bytes(_)) => {}
+                Ok(Gone::Nothing) => return Err(why),
+                Ok(Gone::Hotter) => return Err(NotKept::Colder),
                 Err(_) if stubborn < STUBBORN_MAX => stubborn += 1,
                 Err((_, e)) => return Err(not_kept(&e)),
             }
         }
     }
 
-    /// Removes the expert that was used longest ago and is not being read, and takes its bytes off
-    /// the count. `None` if there is none.
-    fn evict_one(&self, entered: &mut Entered<'_>) -> Result<Option<u64>, (PathBuf, io::Error)> {
+    /// Removes the expert that goes next, and takes its bytes off the count.
+    fn evict_one(
+        &self,
+        entered: &mut Entered<'_>,
+        newcomer: Option<EntryId>,
+    ) -> Result<Gone, (PathBuf, io::Error)> {
         // The index stays locked over the removal, so that no lookup can lease what is going.
         let mut state = lock(&self.state);
         let mut second_looks = state.index.len();
-        while let Some((id, entry)) = state.index.victim() {
+        loop {
+            let (id, entry) = match state.index.victim(newcomer) {
+                Victim::Held(id, entry) => (id, entry),
+                Victim::Hotter => return Ok(Gone::Hotter),
+                Victim::Coming | Victim::Nobody => return Ok(Gone::Nothing),
+            };
             let Some(model) = state.models.get(id.model as usize) else {
                 state.index.remove(id);
                 continue;
@@ -191,7 +213,7 @@ impl Inner {
             match self.disk.facts(&path) {
                 Ok(facts) if facts.mtime > entry.mtime && second_looks > 0 => {
                     second_looks -= 1; // another process has used it since
-                    state.index.touch(id, facts.mtime);
+                    state.index.spare(id, facts.mtime);
                     continue;
                 }
                 _ => {}
@@ -202,19 +224,18 @@ impl Inner {
                     state.stats.evicted += 1;
                     state.stats.evicted_bytes += entry.len;
                     entered.subtract(entry.len);
-                    return Ok(Some(entry.len));
+                    return Ok(Gone::Bytes(entry.len));
                 }
                 // Another process has evicted it, and has counted that.
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {
                     state.index.remove(id);
                 }
                 Err(e) => {
-                    state.index.promote(id); // or it would be tried again before all others
+                    state.index.spare(id, entry.mtime); // or it would be tried again before all others
                     return Err((path, e));
                 }
             }
         }
-        Ok(None)
     }
 
     /// Removes a damaged expert and takes what it occupied off the count.
@@ -264,7 +285,7 @@ impl Inner {
         for model in &state.models {
             found.extend(recover::scan_model(&*self.disk, model)?.entries);
         }
-        state.index = Index::of(found, &state.index);
+        state.index.recount(found);
         entered.ledger.published = state.index.bytes();
         entered.valid = true;
         Ok(())

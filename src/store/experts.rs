@@ -77,6 +77,8 @@ pub enum NotKept {
     Disk(io::ErrorKind),
     /// Another process holds the lock for too long.
     Busy,
+    /// All that could go for it is used oftener than it is: [`Policy::Lfu`](super::Policy::Lfu).
+    Colder,
     /// Its length is not the one it was looked up with.
     Length,
     /// Its digest is not the one that is known.
@@ -91,6 +93,7 @@ impl fmt::Display for NotKept {
             NotKept::Full => f.write_str("the disk is full"),
             NotKept::Disk(kind) => write!(f, "the disk refuses: {kind}"),
             NotKept::Busy => f.write_str("another process holds the lock"),
+            NotKept::Colder => f.write_str("what is kept is used oftener"),
             NotKept::Length => f.write_str("it has another length than it should"),
             NotKept::Conflict(known) => write!(f, "its sha256 is not {}", known.sha256),
         }
@@ -115,6 +118,8 @@ pub struct Slot {
     pub(super) claim: Option<PathBuf>,
     /// Room made for it and not yet used: whether of a model without a limit.
     pub(super) room: Option<bool>,
+    /// It was refused for good.
+    pub(super) colder: bool,
 }
 
 /// Somebody else's fetch.
@@ -422,6 +427,7 @@ impl EntryRef {
             flight: Some(flight),
             claim,
             room: None,
+            colder: false,
         })
     }
 
@@ -520,6 +526,7 @@ impl Wait {
                     flight: None,
                     claim: None,
                     room: None,
+                    colder: false,
                 })
             }
         }

@@ -1,10 +1,15 @@
 //! Which experts are on disk, and which goes first.
 
+use std::collections::BTreeSet;
 use std::collections::HashMap;
 use std::collections::HashSet;
 
 use lru::LruCache;
+use serde::Deserialize;
+use serde::Serialize;
 
+use super::heat::Heat;
+use super::heat::Worth;
 use crate::terms::ExpertKey;
 
 /// An expert of one of the home's models.
@@ -26,34 +31,80 @@ pub(super) struct Entry {
     pub(super) checked: bool,
 }
 
-/// Oldest use first out. Experts of a model that is installed without a limit stand apart: they do
-/// not count against the budget and never go.
-#[derive(Debug)]
+/// Which expert goes when there is no room.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Policy {
+    /// The one used longest ago.
+    #[default]
+    Lru,
+    /// The one used least often, where a use counts ever less (see [`Heat`]). An expert that is
+    /// asked for and used less often than all that could go for it is not kept at all.
+    Lfu,
+}
+
+/// Coldest first; what was never used, by its date.
+type Rank = (Worth, u64, EntryId);
+
+/// Who goes for a newcomer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Victim {
+    /// This one.
+    Held(EntryId, Entry),
+    /// One that has room and is not yet written: it can go when it is.
+    Coming,
+    /// All that could go is hotter than the newcomer.
+    Hotter,
+    /// Nothing can.
+    Nobody,
+}
+
+/// Oldest use, or least use, first out. Experts of a model that is installed without a limit stand
+/// apart: they do not count against the budget and never go.
+#[derive(Debug, Default)]
 pub(super) struct Index {
-    lru: LruCache<EntryId, Entry>,
+    policy: Policy,
+    lru: LruByUse,
     fixed: HashMap<EntryId, Entry>,
     fixed_models: HashSet<u32>,
     bytes: u64,
     pinned: u64,
+    /// Of all models, held or not.
+    heat: Heat<EntryId>,
+    /// Somebody used something since the heat was last written.
+    warmed: bool,
+    /// Those of `lru`, where the policy needs it.
+    coldest_first: BTreeSet<Rank>,
+    /// Experts that have room and are not yet written.
+    coming: HashSet<EntryId>,
+    /// What the layer being computed uses, and whether it was here when that was asked.
+    asked: HashMap<EntryId, bool>,
+}
+
+/// Without a bound of its own: bytes are what is bounded.
+#[derive(Debug)]
+struct LruByUse(LruCache<EntryId, Entry>);
+
+impl Default for LruByUse {
+    fn default() -> Self {
+        LruByUse(LruCache::unbounded())
+    }
 }
 
 impl Index {
-    pub(super) fn new(fixed_models: HashSet<u32>) -> Self {
+    /// Of nothing, yet.
+    pub(super) fn new(policy: Policy) -> Self {
         Index {
-            lru: LruCache::unbounded(),
-            fixed: HashMap::new(),
-            fixed_models,
-            bytes: 0,
-            pinned: 0,
+            policy,
+            ..Index::default()
         }
     }
 
-    /// An index of what was found on disk, keeping what `old` knows of leases, checks and uses.
-    pub(super) fn of(found: Vec<(EntryId, Entry)>, old: &Index) -> Self {
-        let mut index = Index::new(old.fixed_models.clone());
-        let mut found = found;
+    /// Takes what was found on disk for the truth, and keeps what is known of leases, checks, uses
+    /// and heat.
+    pub(super) fn recount(&mut self, mut found: Vec<(EntryId, Entry)>) {
         for (id, entry) in &mut found {
-            if let Some(known) = old.get(*id) {
+            if let Some(known) = self.get(*id) {
                 entry.pins = known.pins;
                 entry.checked |= known.checked;
                 // A use that is not yet on the disk.
@@ -61,10 +112,13 @@ impl Index {
             }
         }
         found.sort_unstable_by_key(|(id, entry)| (entry.mtime, *id));
+        self.lru = LruByUse::default();
+        self.fixed.clear();
+        self.coldest_first.clear();
+        (self.bytes, self.pinned) = (0, 0);
         for (id, entry) in found {
-            index.insert(id, entry);
+            self.insert(id, entry);
         }
-        index
     }
 
     pub(super) fn is_fixed(&self, model: u32) -> bool {
@@ -100,44 +154,63 @@ impl Index {
         }
         self.bytes += entry.len;
         self.pinned += if entry.pins > 0 { entry.len } else { 0 };
-        self.lru.push(id, entry);
+        self.lru.0.push(id, entry);
+        if self.policy == Policy::Lfu {
+            self.coldest_first.insert(self.rank(id, entry.mtime));
+        }
     }
 
     pub(super) fn remove(&mut self, id: EntryId) -> Option<Entry> {
         if let Some(entry) = self.fixed.remove(&id) {
             return Some(entry);
         }
-        let entry = self.lru.pop(&id)?;
+        let entry = self.lru.0.pop(&id)?;
+        self.coldest_first.remove(&self.rank(id, entry.mtime));
         self.bytes -= entry.len;
         self.pinned -= if entry.pins > 0 { entry.len } else { 0 };
         Some(entry)
     }
 
     pub(super) fn get(&self, id: EntryId) -> Option<Entry> {
-        self.lru.peek(&id).or_else(|| self.fixed.get(&id)).copied()
+        let counted = self.lru.0.peek(&id);
+        counted.or_else(|| self.fixed.get(&id)).copied()
     }
 
     fn get_mut(&mut self, id: EntryId) -> Option<&mut Entry> {
         match self.fixed.get_mut(&id) {
             Some(entry) => Some(entry),
-            None => self.lru.peek_mut(&id),
+            None => self.lru.0.peek_mut(&id),
         }
     }
 
     /// Makes an entry the one used last.
     pub(super) fn promote(&mut self, id: EntryId) {
-        self.lru.promote(&id);
+        self.lru.0.promote(&id);
     }
 
     /// Makes an entry the one used last, at the given time.
     pub(super) fn touch(&mut self, id: EntryId, mtime: u64) -> bool {
         self.promote(id);
-        let entry = self.get_mut(id);
-        let known = entry.is_some();
-        if let Some(entry) = entry {
+        let Some(old) = self.get(id) else {
+            return false;
+        };
+        if self.coldest_first.remove(&self.rank(id, old.mtime)) {
+            self.coldest_first.insert(self.rank(id, mtime));
+        }
+        if let Some(entry) = self.get_mut(id) {
             entry.mtime = mtime;
         }
-        known
+        true
+    }
+
+    /// Keeps an entry from being the next to go, after something that the heat does not tell.
+    pub(super) fn spare(&mut self, id: EntryId, mtime: u64) {
+        self.touch(id, mtime);
+        let moves = self.coldest_first.remove(&self.rank(id, mtime));
+        if moves {
+            self.heat.count(id);
+            self.coldest_first.insert(self.rank(id, mtime));
+        }
     }
 
     pub(super) fn set_checked(&mut self, id: EntryId) {
@@ -171,16 +244,105 @@ impl Index {
         }
     }
 
-    /// The entry that goes next: the one used longest ago that nobody reads.
-    pub(super) fn victim(&self) -> Option<(EntryId, Entry)> {
-        let mut oldest_first = self.lru.iter().rev();
-        let (id, entry) = oldest_first.find(|(_, entry)| entry.pins == 0)?;
-        Some((*id, *entry))
+    /// Counts a use of each of the experts that a layer asks for, here or not, before any comes or
+    /// goes on its account. Until the next call, what is here of them does not go for the others.
+    pub(super) fn ask(&mut self, ids: &[EntryId]) {
+        self.asked.clear();
+        self.warmed = true;
+        for &id in ids {
+            let held = self.get(id);
+            self.asked.insert(id, held.is_some());
+            let mtime = held.map_or(0, |entry| entry.mtime);
+            let moves = self.coldest_first.remove(&self.rank(id, mtime));
+            self.heat.count(id);
+            if moves {
+                self.coldest_first.insert(self.rank(id, mtime));
+            }
+        }
+    }
+
+    /// A use counts a little more from now on.
+    pub(super) fn end_of_sweep(&mut self) {
+        self.heat.end_of_sweep();
+    }
+
+    /// Of all models.
+    pub(super) fn heat(&self) -> &Heat<EntryId> {
+        &self.heat
+    }
+
+    /// Whether it has changed since this was last asked.
+    pub(super) fn was_warmed(&mut self) -> bool {
+        std::mem::take(&mut self.warmed)
+    }
+
+    /// Has each of these used just now, if not before.
+    pub(super) fn warm_up(&mut self, ids: impl Iterator<Item = EntryId>) {
+        self.warmed = true;
+        self.change_heat(|heat| {
+            let now = heat.now();
+            heat.at_least(0, ids.map(|id| (id, now)));
+        });
+    }
+
+    /// Changes what is known of heat.
+    pub(super) fn change_heat(&mut self, how: impl FnOnce(&mut Heat<EntryId>)) {
+        how(&mut self.heat);
+        if self.policy == Policy::Lfu {
+            let held = self.lru.0.iter();
+            let ranks = held.map(|(id, entry)| self.rank(*id, entry.mtime));
+            self.coldest_first = ranks.collect();
+        }
+    }
+
+    fn rank(&self, id: EntryId, mtime: u64) -> Rank {
+        let worth = self.heat.worth(id);
+        let date = if worth == Worth::NONE { mtime } else { 0 };
+        (worth, date, id)
+    }
+
+    /// An expert has got room and is on its way.
+    pub(super) fn comes(&mut self, id: EntryId) {
+        self.coming.insert(id);
+    }
+
+    /// It is on disk now, or its room was given back.
+    pub(super) fn comes_not(&mut self, id: EntryId) {
+        self.coming.remove(&id);
+    }
+
+    /// The entry that goes next, of those that nobody reads: for `newcomer`, if it is not to make
+    /// the store smaller.
+    pub(super) fn victim(&self, newcomer: Option<EntryId>) -> Victim {
+        if self.policy == Policy::Lru {
+            let mut oldest_first = self.lru.0.iter().rev();
+            let free = oldest_first.find(|(_, entry)| entry.pins == 0);
+            return free.map_or(Victim::Nobody, |(id, entry)| Victim::Held(*id, *entry));
+        }
+        // Whoever brings what nobody has asked for means it to be here.
+        let newcomer = newcomer.filter(|id| self.asked.contains_key(id));
+        let free = |rank: &&Rank| {
+            let entry = self.lru.0.peek(&rank.2);
+            let in_use = newcomer.is_some() && self.asked.get(&rank.2) == Some(&true);
+            entry.is_some_and(|entry| entry.pins == 0) && !in_use
+        };
+        let coldest = self.coldest_first.iter().find(free);
+        let coming = self.coming.iter().map(|id| self.rank(*id, 0)).min();
+        let Some(first) = coldest.copied().into_iter().chain(coming).min() else {
+            return Victim::Nobody;
+        };
+        if newcomer.is_some_and(|id| first > self.rank(id, 0)) {
+            return Victim::Hotter;
+        }
+        match self.lru.0.peek(&first.2) {
+            Some(entry) if coldest == Some(&first) => Victim::Held(first.2, *entry),
+            _ => Victim::Coming,
+        }
     }
 
     /// Experts that count against the budget.
     pub(super) fn len(&self) -> usize {
-        self.lru.len()
+        self.lru.0.len()
     }
 
     /// Bytes that count against the budget.
@@ -195,13 +357,13 @@ impl Index {
 
     /// The latest use of any entry.
     pub(super) fn newest(&self) -> u64 {
-        let all = self.lru.iter().chain(self.fixed.iter());
+        let all = self.lru.0.iter().chain(self.fixed.iter());
         all.map(|(_, entry)| entry.mtime).max().unwrap_or(0)
     }
 
     /// All entries of one model, in no order.
     pub(super) fn of_model(&self, model: u32) -> impl Iterator<Item = (EntryId, Entry)> + '_ {
-        let all = self.lru.iter().chain(self.fixed.iter());
+        let all = self.lru.0.iter().chain(self.fixed.iter());
         all.map(|(id, entry)| (*id, *entry))
             .filter(move |(id, _)| id.model == model)
     }

@@ -13,7 +13,8 @@
 //!     rest/SHARD/A-B      bytes A..B of a shard that the text engine never reads
 //!     digests             what each file's bytes should be
 //!     lookups.json        how often each layer's experts were needed, and there
-//!   store.json            budget and reserve last set; models installed without a limit
+//!     heat                how often each expert was used, lately
+//!   store.json            budget, reserve and policy last set; models installed without a limit
 //!   locks/                who is alive, who fetches what, how many expert bytes there are
 //! ```
 //!
@@ -43,6 +44,7 @@ use std::sync::Mutex;
 use std::sync::MutexGuard;
 use std::sync::OnceLock;
 use std::sync::PoisonError;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
@@ -62,6 +64,7 @@ mod discard;
 pub mod disk;
 mod error;
 mod experts;
+mod heat;
 mod index;
 mod lease;
 mod ledger;
@@ -78,6 +81,7 @@ mod slot;
 mod syncer;
 mod table;
 mod verify;
+mod warmth;
 
 #[cfg(test)]
 mod tests;
@@ -96,6 +100,9 @@ pub use self::experts::NotKept;
 pub use self::experts::Slot;
 pub use self::experts::Wait;
 pub use self::experts::Waited;
+pub use self::heat::Heat;
+pub use self::heat::Worth;
+pub use self::index::Policy;
 pub use self::lookups::Held;
 pub use self::lookups::Lookups;
 pub use self::manifest::Checked;
@@ -146,6 +153,11 @@ pub struct StoreOptions {
     pub budget: Budget,
     /// Bytes of free disk that experts never touch.
     pub reserve: u64,
+    /// Which expert goes when there is no room.
+    pub policy: Policy,
+    /// Whether this process goes on from the heat that those before it have left, and leaves its
+    /// own: a measurement does neither.
+    pub keep_heat: bool,
 }
 
 /// What a store holds and has done since it was opened.
@@ -163,8 +175,10 @@ pub struct StoreStats {
     pub kept: u64,
     /// Bytes of experts written.
     pub kept_bytes: u64,
-    /// Experts that were not kept, for whatever reason.
+    /// Experts that were not kept, for whatever reason but the next.
     pub not_kept: u64,
+    /// Experts that were not kept because what is kept is used oftener.
+    pub colder: u64,
     /// Experts evicted.
     pub evicted: u64,
     /// Their bytes.
@@ -200,6 +214,9 @@ struct Inner {
     /// full, and then nothing is ever written.
     life_line: Option<Box<dyn DiskFile>>,
     listener: OnceLock<notice::Listener>,
+    keep_heat: bool,
+    /// When heat was last written, as the disk tells the time.
+    heat_kept: AtomicU64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -376,6 +393,7 @@ impl Drop for Inner {
         }
         let models = std::mem::take(&mut lock(&self.state).models);
         models.iter().for_each(|model| self.keep_lookups(model));
+        self.keep_heat(&models);
         let synced = models.iter().all(|model| model.log.sync().is_ok());
         if synced {
             let locks = self.home.join("locks");

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::Condvar;
 use std::sync::Mutex;
 use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
@@ -190,7 +191,7 @@ pub(super) fn open(
             reserve: options.reserve,
         }),
         state: Mutex::new(State {
-            index: Index::new(HashSet::new()),
+            index: Index::new(options.policy),
             models: Vec::new(),
             flights: HashMap::new(),
             clock: 0,
@@ -204,6 +205,8 @@ pub(super) fn open(
         syncer,
         life_line: None,
         listener: OnceLock::new(),
+        keep_heat: options.keep_heat,
+        heat_kept: AtomicU64::new(disk.now()),
         disk,
         home,
     };
@@ -301,6 +304,7 @@ pub(super) fn adopt_new_models(inner: &Inner) -> io::Result<()> {
         let known = |m: &Arc<Model>| m.repo == repo && m.commit == commit;
         if !state.models.iter().any(known) {
             let model = inner.new_model(state.models.len(), &repo, &commit);
+            inner.read_heat(&mut state, &model);
             state.models.push(Arc::new(model));
         }
     }

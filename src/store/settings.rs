@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde::Serialize;
 
 use super::Budget;
+use super::Policy;
 use super::Store;
 use super::disk::Disk;
 use super::disk::RealDisk;
@@ -25,6 +26,9 @@ pub struct Settings {
     /// Bytes of free disk that experts never touch, if somebody chose.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reserve: Option<u64>,
+    /// Which expert goes when there is no room, if somebody chose.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<Policy>,
     /// Models that do not count against the budget, as `ORG--NAME/COMMIT`.
     #[serde(default)]
     pub unlimited: BTreeSet<String>,
@@ -68,7 +72,12 @@ impl Store {
     /// # Errors
     ///
     /// If another process holds the lock for too long, or the disk refuses.
-    pub fn remember(&self, budget: Option<Budget>, reserve: Option<u64>) -> Result<(), StoreError> {
+    pub fn remember(
+        &self,
+        budget: Option<Budget>,
+        reserve: Option<u64>,
+        policy: Option<Policy>,
+    ) -> Result<(), StoreError> {
         let entered = self.inner.enter(super::budget::GATE_WAIT)?;
         let home = &self.inner.home;
         let read = Settings::read(&*self.inner.disk, home);
@@ -76,6 +85,7 @@ impl Store {
         let before = settings.clone();
         settings.budget = budget.or(settings.budget);
         settings.reserve = reserve.or(settings.reserve);
+        settings.policy = policy.or(settings.policy);
         if settings != before {
             settings.write(&*self.inner.disk, home)?;
         }

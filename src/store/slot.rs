@@ -36,7 +36,7 @@ impl Slot {
     /// Keeps the expert, if there is room, and hands its bytes to everybody in this process who
     /// waits for them. `sha256` is that of `bytes`, computed where they arrived.
     ///
-    /// Oldest experts go first to make room; none goes if that would not be enough.
+    /// Experts go in the policy's order to make room; none goes if that would not be enough.
     pub fn fill(mut self, bytes: Bytes, sha256: Digest, source: &str) -> Filled {
         let kept = self.keep(&bytes, sha256, source);
         let filled = self.note(kept);
@@ -50,14 +50,20 @@ impl Slot {
     ///
     /// # Errors
     ///
-    /// If there is no room now: [`Slot::fill`] will try once more.
+    /// If there is no room now: [`Slot::fill`] will try once more, unless this is colder than all
+    /// that could go for it.
     pub fn make_room(&mut self) -> Result<(), NotKept> {
         let inner = self.entry.inner();
         if self.room.is_some() || inner.life_line.is_none() {
             return Ok(());
         }
         let fixed = lock(&inner.state).index.is_fixed(self.entry.id.model);
-        inner.reserve(self.len, fixed)?;
+        if self.colder {
+            return Err(NotKept::Colder);
+        }
+        let made = inner.reserve(self.entry.id, self.len, fixed);
+        self.colder = made == Err(NotKept::Colder);
+        made?;
         self.room = Some(fixed);
         Ok(())
     }
@@ -72,6 +78,10 @@ impl Slot {
                     state.stats.kept += 1;
                     state.stats.kept_bytes += self.len;
                     return Filled::Kept;
+                }
+                Err(NotKept::Colder) => {
+                    state.stats.colder += 1;
+                    return Filled::NotKept(NotKept::Colder);
                 }
                 Err(why) => {
                     state.stats.not_kept += 1;
@@ -212,6 +222,7 @@ impl Slot {
     /// Ends the flight: nobody waits for this slot any more.
     pub(super) fn land(&mut self, bytes: Option<Bytes>) {
         let inner = self.entry.inner();
+        lock(&inner.state).index.comes_not(self.entry.id);
         if let Some(claim) = self.claim.take() {
             let _ = inner.disk.remove_file(&claim);
         }

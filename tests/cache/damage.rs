@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use deltafin::store::Budget;
 use deltafin::store::Lookup;
+use deltafin::store::Policy;
 use deltafin::store::Store;
 use deltafin::store::StoreOptions;
 use deltafin::terms::ExpertKey;
@@ -214,6 +215,8 @@ fn served(home: &Path, what: &str) -> u64 {
         home: home.to_owned(),
         budget: Budget::Unlimited,
         reserve: 0,
+        policy: Policy::Lru,
+        keep_heat: true,
     })
     .unwrap();
     let (repo, commit) = store.models().remove(0);

@@ -23,6 +23,7 @@ use deltafin::residency::InstallObserver;
 use deltafin::residency::OpenRequest;
 use deltafin::residency::Opened;
 use deltafin::store::Budget;
+use deltafin::store::Policy;
 use deltafin::store::Store;
 use deltafin::store::StoreOptions;
 use deltafin::terms::TokenId;
@@ -83,10 +84,24 @@ pub(crate) fn planned(
     threads: usize,
     memory: Demand,
 ) -> Kit {
+    governed(home, source, budget, Policy::Lru, threads, memory)
+}
+
+/// Where experts go by such a policy.
+pub(crate) fn governed(
+    home: tempfile::TempDir,
+    source: Option<SourceAddress>,
+    budget: Budget,
+    policy: Policy,
+    threads: usize,
+    memory: Demand,
+) -> Kit {
     let store = Store::open(StoreOptions {
         home: home.path().to_owned(),
         budget,
         reserve: 0,
+        policy,
+        keep_heat: true,
     });
     let hub = source.map(|source| {
         let options = HubOptions {

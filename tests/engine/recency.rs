@@ -5,6 +5,7 @@ use std::path::Path;
 use deltafin::engine::Request;
 use deltafin::hub::SourceAddress;
 use deltafin::residency::Demand;
+use deltafin::residency::Lfu;
 use deltafin::residency::Lookahead;
 use deltafin::residency::Lru;
 use deltafin::residency::MemoryPlan;
@@ -15,6 +16,7 @@ use deltafin::residency::belady;
 use deltafin::residency::distinct;
 use deltafin::residency::replay;
 use deltafin::store::Budget;
+use deltafin::store::Policy;
 
 use crate::kit;
 use crate::kit::Kit;
@@ -72,21 +74,26 @@ pub(crate) fn room_for_some() -> u64 {
 #[test]
 fn the_store_hits_what_the_simulator_says_also_after_it_was_opened_again() {
     let expert = kit::trained().engine.opened().layout.expert_len();
-    let mut rates = Vec::new();
+    let (mut rates, mut gains) = (Vec::new(), Vec::new());
     // Of memory, too little for any expert to stay, or enough for some of each layer: found there,
     // an expert is as much used as one that was read. (The disk must then hold what one sweep uses, or memory
     // keeps what the disk had to let go.)
     let (none, some) = (1, room_for_some());
     // A guess is no use of an expert, be it right or wrong.
-    for (capacity, memory, lookahead) in [
-        (LAYER, none, Lookahead::Off),
-        (100, none, Lookahead::Off),
-        (200, none, Lookahead::Off),
-        (300, none, Lookahead::Off),
-        (430, some, Lookahead::Off),
-        (430, some, Lookahead::On),
-        (430, some, Lookahead::Contrary),
-        (100_000, none, Lookahead::Off),
+    for (policy, capacity, memory, lookahead) in [
+        (Policy::Lru, LAYER, none, Lookahead::Off),
+        (Policy::Lru, 100, none, Lookahead::Off),
+        (Policy::Lru, 200, none, Lookahead::Off),
+        (Policy::Lru, 300, none, Lookahead::Off),
+        (Policy::Lru, 430, some, Lookahead::Off),
+        (Policy::Lru, 430, some, Lookahead::On),
+        (Policy::Lru, 430, some, Lookahead::Contrary),
+        (Policy::Lru, 100_000, none, Lookahead::Off),
+        (Policy::Lfu, 7, none, Lookahead::Off),
+        (Policy::Lfu, LAYER, none, Lookahead::Off),
+        (Policy::Lfu, 200, none, Lookahead::Off),
+        (Policy::Lfu, 300, none, Lookahead::On),
+        (Policy::Lfu, 430, none, Lookahead::Contrary),
     ] {
         let demand = Demand {
             budget: Some(memory),
@@ -100,7 +107,8 @@ fn the_store_hits_what_the_simulator_says_also_after_it_was_opened_again() {
         let mut real = Replayed::default();
         let mut home = Some(home);
         for _ in 0..2 {
-            let kit = kit::planned(home.take().unwrap(), Some(model()), budget, 2, demand);
+            let taken = home.take().unwrap();
+            let kit = kit::governed(taken, Some(model()), budget, policy, 2, demand);
             let held = kit.engine.memory().expert_memory;
             assert_eq!(held > 0, memory == some, "{memory}");
             let found = answer_two(&kit, &trace);
@@ -113,15 +121,26 @@ fn the_store_hits_what_the_simulator_says_also_after_it_was_opened_again() {
         }
         let trace = Trace::read(&trace).unwrap();
         assert_eq!(trace.head.expert_bytes, expert);
-        let told = replay(&trace, capacity as usize, &mut Lru::new());
-        assert_eq!(told, real, "{capacity} experts, {lookahead:?}");
+        let lru = replay(&trace, capacity as usize, &mut Lru::new());
+        let told = match policy {
+            Policy::Lru => lru,
+            Policy::Lfu => replay(&trace, capacity as usize, &mut Lfu::default()),
+        };
+        assert_eq!(told, real, "{policy:?}, {capacity} experts, {lookahead:?}");
         let bound = belady(&trace, capacity as usize);
         assert!(told.hits <= bound.hits);
         if capacity == 100_000 {
             assert_eq!(told.hits, told.uses - distinct(&trace) as u64);
         }
-        rates.push(told.hits);
+        match policy {
+            Policy::Lru => rates.push(told.hits),
+            Policy::Lfu => gains.push(told.hits.saturating_sub(lru.hits)),
+        }
     }
+    assert!(
+        gains.iter().filter(|gain| **gain > 0).count() >= 3,
+        "{gains:?}"
+    );
     // The sizes tell apart: a comparison of nothing with nothing would prove nothing.
     assert!(rates.is_sorted() && rates.first() < rates.get(2) && rates.get(2) < rates.last());
 }

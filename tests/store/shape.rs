@@ -10,6 +10,7 @@ use bytes::Bytes;
 use deltafin::store::Budget;
 use deltafin::store::Filled;
 use deltafin::store::Lookup;
+use deltafin::store::Policy;
 use deltafin::store::Store;
 use deltafin::store::StoreOptions;
 use deltafin::terms::Digest;
@@ -50,6 +51,7 @@ fn timed<T>(what: &str, work: impl FnOnce() -> T) -> (T, Duration) {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one store, one story")]
 fn a_store_in_the_shape_of_k3_opens_lists_checks_and_trims() {
     let layers = std::env::var("DELTAFIN_SHAPE_LAYERS").map_or(4, |n| n.parse().unwrap());
     let all = usize::from(layers) * usize::from(EXPERTS);
@@ -59,6 +61,8 @@ fn a_store_in_the_shape_of_k3_opens_lists_checks_and_trims() {
             home: home.path().to_owned(),
             budget: Budget::Unlimited,
             reserve: 0,
+            policy: Policy::Lru,
+            keep_heat: true,
         };
         let (store, took) = timed(what, || Store::open(options).unwrap());
         assert!(took < OPENING, "{what}: {took:?}");

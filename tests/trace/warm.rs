@@ -1,4 +1,4 @@
-//! `cache warm` and `fetch --trace`: what a trace used most comes first, within every limit, through every stop.
+//! `cache warm`, `fetch --trace` and `--heat`: what was used most comes first, within every limit, through every stop.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -214,4 +214,54 @@ fn a_trace_of_another_model_is_refused_before_anything_is_fetched() {
         assert!(run.stderr.contains("a/b"), "{}", run.stderr);
         assert_eq!(on_disk(&home), BTreeSet::new());
     }
+}
+
+#[test]
+fn what_was_used_here_is_known_without_a_trace() {
+    let (quick, slow) = (hub(None), hub(SLOW));
+    let folder = tempfile::tempdir().unwrap();
+    let home = folder.path().join("home");
+    let trace = folder.path().join("trace");
+    let cache = |experts: u64| ["--cache".to_owned(), (experts * EXPERT + 1).to_string()];
+    let (small, large) = (cache(30), cache(100));
+    let with = |cache: &[String; 2], more: &[&'static str]| -> Vec<String> {
+        let more = more.iter().map(|arg| (*arg).to_owned());
+        cache.iter().cloned().chain(more).collect()
+    };
+    let run = |command: &[&str], home: &Path, more: Vec<String>| {
+        let more: Vec<&str> = more.iter().map(String::as_str).collect();
+        done(command, home, &quick, &more)
+    };
+    let warm = ["cache", "warm", "--heat"];
+    assert_eq!(run(&warm, &home, with(&large, &[]))["used"], 0);
+    // Two processes, by one policy and the other.
+    let mut ids = Vec::new();
+    for (cache, policy) in [(&small, "lru"), (&large, "lfu")] {
+        let mut more = with(
+            cache,
+            &["Who are you?", "--max-tokens", "24", "--policy", policy],
+        );
+        more.extend(["--trace".to_owned(), trace.display().to_string()]);
+        ids.push(run(&["stream"], &home, more)["token_ids"].clone());
+    }
+    assert_eq!(ids[0], ids[1]);
+    let order = hottest(&Trace::read(&trace).unwrap());
+    let warmed = run(&warm, &home, with(&large, &[]));
+    assert_eq!(warmed["used"], order.len());
+    assert_eq!(on_disk(&home), first(&order, 100));
+    // What was chosen last holds: the hottest stay, although others come.
+    let other = with(&large, &["Tell me of the ball.", "--max-tokens", "16"]);
+    run(&["stream"], &home, other);
+    let (now, wanted) = (on_disk(&home), first(&order, 100));
+    assert_eq!(now.len(), 100);
+    let stayed = now.intersection(&wanted).count();
+    assert!(stayed > 50, "{stayed}");
+
+    // A full install goes the same way, in the store that knows.
+    let order: BTreeSet<ExpertKey> = on_disk(&home);
+    done(&["fetch"], &home, &quick, &["--heat", "--dry-run"]);
+    interrupted(&["fetch"], &home, &slow, &["--heat"], order.len() + 20);
+    let done = done(&["fetch"], &home, &quick, &["--heat"]);
+    assert_eq!(done["shards"]["different"], serde_json::json!([]));
+    assert_eq!(on_disk(&home).len(), 448);
 }

@@ -10,6 +10,7 @@ use clap::Subcommand;
 use clap::builder::OsStr;
 use clap::builder::Resettable;
 
+use super::PolicyArg;
 use super::RunArgs;
 use super::StoreArgs;
 use super::values::budget;
@@ -102,6 +103,9 @@ pub(crate) struct ArmFlags {
     /// Disk for experts; never less than what a store already holds
     #[arg(long, value_parser = budget, help_heading = "Arm")]
     pub cache: Option<Budget>,
+    /// Which expert goes when the cache is full; what was used before the measurement does not count [default: lru]
+    #[arg(long, value_enum, help_heading = "Arm")]
+    pub policy: Option<PolicyArg>,
     /// At most this rate from the network, such as 40MB/s
     #[arg(long, value_parser = rate, help_heading = "Arm")]
     pub rate: Option<u64>,
@@ -183,6 +187,7 @@ impl Bench {
             home,
             cache,
             reserve: self.place.reserve,
+            policy: None,
         }
     }
 }

@@ -9,10 +9,13 @@ use super::ModelArgs;
 /// `cache warm`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct CacheWarm {
-    /// What --trace of a generating command has written: the experts it used most come first, late uses
+    /// Those first that were used most in what --trace of a generating command has written, late uses
     /// counting more than early ones
-    #[arg(long, value_name = "FILE")]
-    pub trace: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "heat")]
+    pub trace: Option<PathBuf>,
+    /// Those first that were used most here, lately
+    #[arg(long, conflicts_with = "trace")]
+    pub heat: bool,
     #[command(flatten)]
     pub model: ModelArgs,
     /// Say what would be fetched, and fetch nothing but metadata

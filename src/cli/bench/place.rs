@@ -9,6 +9,7 @@ use tempfile::TempDir;
 use super::run::Ready;
 use crate::cli::args::Bench;
 use crate::cli::args::ModelArgs;
+use crate::cli::args::PolicyArg;
 use crate::cli::args::bench::Arm;
 use crate::cli::args::bench::ArmFlags;
 use crate::cli::env::Env;
@@ -138,13 +139,16 @@ impl Place {
         }
     }
 
-    /// A store of its own for each budget, where stores are made for this; else the one there is, if nothing in it would
+    /// A store of its own for each budget and policy, where stores are made for this; else the one there is, if nothing in it would
     /// have to go.
     fn home_of(&self, flags: &ArmFlags, args: &Bench) -> Result<PathBuf, CliError> {
         if self.temporary.is_some() {
-            return Ok(self.home.join(match flags.cache {
-                None | Some(Budget::Unlimited) => "whole".to_owned(),
-                Some(Budget::Limit(bytes)) => format!("cache-{bytes}"),
+            return Ok(self.home.join(match (flags.cache, flags.policy) {
+                (None | Some(Budget::Unlimited), _) => "whole".to_owned(),
+                (Some(Budget::Limit(bytes)), None | Some(PolicyArg::Lru)) => {
+                    format!("cache-{bytes}")
+                }
+                (Some(Budget::Limit(bytes)), Some(PolicyArg::Lfu)) => format!("cache-{bytes}-lfu"),
             }));
         }
         if let Some(Budget::Limit(bytes)) = flags.cache {
@@ -177,6 +181,7 @@ impl Place {
         let own = self.temporary.is_some();
         let cache = flags.cache.or(own.then_some(Budget::Unlimited));
         let mut store = args.store(Some(home.to_owned()), cache);
+        store.policy = flags.policy;
         if own {
             store.reserve = store.reserve.or(Some(Bytes(0)));
         }

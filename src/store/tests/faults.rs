@@ -21,6 +21,7 @@ use crate::store::CoreState;
 use crate::store::Filled;
 use crate::store::Lookup;
 use crate::store::ModelStore;
+use crate::store::Policy;
 use crate::store::Store;
 use crate::store::StoreError;
 use crate::store::StoreOptions;
@@ -35,10 +36,16 @@ const BUDGET: u64 = 4 * LEN;
 const CORE: CorePart = CorePart::Layer(0);
 
 pub(super) fn open(disk: &SimDisk) -> Result<Store, StoreError> {
+    open_by(disk, Policy::Lru)
+}
+
+fn open_by(disk: &SimDisk, policy: Policy) -> Result<Store, StoreError> {
     let options = StoreOptions {
         home: PathBuf::from("/home"),
         budget: Budget::Limit(BUDGET),
         reserve: 0,
+        policy,
+        keep_heat: true,
     };
     Store::open_on(options, Arc::new(disk.clone()), SyncBehind::Never)
 }
@@ -95,13 +102,19 @@ fn story(disk: &SimDisk) -> Result<(), StoreError> {
         append_core(&model, 1000)?;
         (0..6).for_each(|n| demand(&model, key(n)));
         model.touch(&[key(3), key(2)]);
+        model.ask(&[key(0), key(5), key(6)]);
+        model.end_of_sweep();
         store.sync()?;
         demand(&model, key(6));
         append_core(&model, 2000)?;
     }
-    let store = open(disk)?;
+    let store = open_by(disk, Policy::Lfu)?;
     let model = model(&store);
     model.read(Area::Meta, "config.json")?;
+    // One that was asked for is kept for something colder, or not at all.
+    model.ask(&[key(0), key(12), key(13)]);
+    demand(&model, key(12));
+    demand(&model, key(13));
     [6, 2, 0].iter().for_each(|n| demand(&model, key(*n)));
     store.trim(2 * LEN)?;
     (7..10).for_each(|n| demand(&model, key(n)));

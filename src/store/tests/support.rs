@@ -9,6 +9,7 @@ use crate::store::Budget;
 use crate::store::Filled;
 use crate::store::Lookup;
 use crate::store::ModelStore;
+use crate::store::Policy;
 use crate::store::Store;
 use crate::store::StoreOptions;
 use crate::store::SyncBehind;
@@ -19,11 +20,17 @@ use crate::terms::ExpertKey;
 pub(super) const LEN: u64 = 1000;
 
 pub(super) fn open(home: &Path, budget: Budget) -> Store {
+    open_by(home, budget, Policy::Lru, true)
+}
+
+pub(super) fn open_by(home: &Path, budget: Budget, policy: Policy, keep_heat: bool) -> Store {
     let home = home.to_owned();
     let options = StoreOptions {
         home,
         budget,
         reserve: 0,
+        policy,
+        keep_heat,
     };
     Store::open_on(options, Arc::new(RealDisk), SyncBehind::Never).unwrap()
 }
