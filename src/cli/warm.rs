@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::json;
 
@@ -20,6 +21,10 @@ use crate::residency::TraceError;
 use crate::residency::hottest;
 use crate::terms::Bytes;
 use crate::terms::ExpertKey;
+
+/// With `--idle`, how long nobody else may have fetched anything: longer than the arithmetic between
+/// two layers takes.
+const QUIET: Duration = Duration::from_secs(2);
 
 pub(super) fn command(args: &CacheWarm, screen: &Arc<Screen>) -> Result<u8, CliError> {
     let interrupt = Interrupt::listen();
@@ -51,7 +56,10 @@ pub(super) fn command(args: &CacheWarm, screen: &Arc<Screen>) -> Result<u8, CliE
     let (warmed, stopped) = if args.dry_run {
         (crate::residency::Installed::default(), None)
     } else {
-        opened.warm(&plan, screen.as_ref())
+        if args.idle {
+            screen.note("fetching only while nobody else does");
+        }
+        opened.warm(&plan, args.idle.then_some(QUIET), screen.as_ref())
     };
     let interrupted = matches!(stopped, Some(ResidencyError::Interrupted));
     let capped = matches!(

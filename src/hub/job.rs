@@ -19,6 +19,7 @@ use super::Class;
 use super::HubError;
 use super::Snapshot;
 use super::Span;
+use super::gathered::Gathered;
 use super::stream::Pipe;
 use crate::terms::Digest;
 
@@ -64,9 +65,7 @@ impl Job {
 /// The beginning of a span, growing, with its digest so far.
 #[derive(Clone, Default)]
 pub(super) struct Partial {
-    pub(super) bytes: Vec<u8>,
-    /// Bytes of the whole span.
-    whole: usize,
+    pub(super) bytes: Gathered,
     sum: Sha256,
     /// Whether some reply did not state the pinned digest of the whole file. Another source may go
     /// on where this one stopped only if all did.
@@ -84,17 +83,11 @@ pub(super) struct Partial {
 impl Partial {
     pub(super) fn add(&mut self, chunk: &[u8]) {
         self.sum.update(chunk);
-        if self.bytes.is_empty() {
-            // Growing by doubling would end with room for almost two spans, copied on the way.
-            self.bytes.reserve_exact(self.whole);
-        }
-        self.bytes.extend_from_slice(chunk);
+        self.bytes.add(chunk);
     }
 
-    /// Nothing yet of a span of `whole` bytes.
-    pub(super) fn new(whole: u64, pipe: Option<Arc<Pipe>>) -> Self {
+    pub(super) fn new(pipe: Option<Arc<Pipe>>) -> Self {
         Partial {
-            whole: usize::try_from(whole).unwrap_or(0),
             pipe,
             ..Partial::default()
         }
@@ -111,7 +104,7 @@ impl Partial {
             return 0;
         }
         let lost = self.len();
-        *self = Partial::new(self.whole as u64, None);
+        *self = Partial::default();
         lost
     }
 

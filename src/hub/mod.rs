@@ -20,6 +20,7 @@ mod budget;
 mod clients;
 mod error;
 mod folder;
+mod gathered;
 mod headers;
 mod http;
 mod job;
@@ -309,7 +310,6 @@ impl Hub {
     ) -> Ticket {
         let id = self.jobs.fetch_add(1, Relaxed);
         let control = Arc::new(Control::new(class));
-        let whole = span.range.len();
         let job = Job {
             id,
             snapshot: Arc::clone(snapshot),
@@ -318,7 +318,7 @@ impl Hub {
             deliver: Deliver::new(deliver),
             tried: vec![false; self.shared.sources.len()],
             error: None,
-            partial: Arc::new(Mutex::new(job::Partial::new(whole, pipe))),
+            partial: Arc::new(Mutex::new(job::Partial::new(pipe))),
         };
         // Not closed while somebody holds the hub.
         let _ = self.shared.queue().push(job);

@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use bytes::Bytes;
 use sha2::Digest as _;
 use sha2::Sha256;
 use tokio::time::sleep;
@@ -176,7 +177,7 @@ impl Errand<'_> {
         loop {
             let start = span.range.start + self.job.partial().len();
             if start >= span.range.end {
-                return Ok(self.arrived(Vec::new(), Digest([0; 32])));
+                return Ok(self.arrived(Bytes::new(), Digest([0; 32])));
             }
             let piece = ByteRange::new(start, span.range.end.min(start + FOLDER_PIECE));
             let (folder, file) = (Arc::clone(folder), Arc::clone(&span.file));
@@ -195,7 +196,7 @@ impl Errand<'_> {
         }
     }
 
-    fn arrived(&self, bytes: Vec<u8>, sha256: Digest) -> Arrived {
+    fn arrived(&self, bytes: impl Into<Bytes>, sha256: Digest) -> Arrived {
         let source = &self.shared.sources[self.source];
         source.served();
         Arrived {
@@ -401,7 +402,7 @@ impl Errand<'_> {
     fn prove(&self, facts: &FileFacts, resolved: &Resolved) -> Result<Arrived, HubError> {
         let mut partial = self.job.partial();
         if partial.pipe.is_some() {
-            return Ok(self.arrived(Vec::new(), Digest([0; 32])));
+            return Ok(self.arrived(Bytes::new(), Digest([0; 32])));
         }
         let sum = partial.digest();
         let Some(expected) = self.digest(facts).filter(|expected| *expected != sum) else {

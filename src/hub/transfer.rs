@@ -306,10 +306,8 @@ impl Attempt<'_> {
             return Err(Trouble::Again { why });
         }
         if pipe.is_none() {
-            let mut partial = lock(partial);
-            let missing = whole.saturating_sub(partial.bytes.len());
             // The span's length is ours, not the server's; still it may not fit.
-            if partial.bytes.try_reserve_exact(missing).is_err() {
+            if !lock(partial).bytes.reserve(whole) {
                 let why = format!("no memory for {whole} bytes");
                 return Err(Trouble::Fatal(broken(&self.resolved.url, &why)));
             }

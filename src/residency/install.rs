@@ -5,7 +5,9 @@ use std::ops::RangeInclusive;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
+use std::time::Instant;
 
 use super::ResidencyError;
 use super::bulk::Bulk;
@@ -21,6 +23,7 @@ use crate::hub::Ticket;
 use crate::store::CoreState;
 use crate::store::Filled;
 use crate::store::Lookup;
+use crate::store::ModelStore;
 use crate::store::ShardDigest;
 use crate::store::Shards;
 use crate::store::Slot;
@@ -33,6 +36,8 @@ const WINDOW: usize = 16;
 
 /// How long another process may take over an expert before we look again.
 const OTHERS: Duration = Duration::from_secs(5);
+/// How often to look whether others fetch.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// What an installation would move.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,6 +87,46 @@ pub struct Proved {
 
 /// Read back in steps of this size, so that a stop is heard.
 const PROVE_STEP: u64 = 64 << 20;
+
+/// How experts are fetched one by one.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Manner {
+    /// Begin no more once one could not be kept: the next would be paid for and lost as well.
+    pub(super) strict: bool,
+    /// Begin none until no other process has fetched experts for so long.
+    pub(super) quiet: Option<Duration>,
+}
+
+/// Whether others let the link rest.
+struct Quiet {
+    wanted: Option<Duration>,
+    since: Instant,
+    looked: Option<Instant>,
+}
+
+impl Quiet {
+    fn begin(wanted: Option<Duration>) -> Quiet {
+        Quiet {
+            wanted,
+            since: Instant::now(),
+            looked: None,
+        }
+    }
+
+    fn lasts(&mut self, store: &ModelStore) -> bool {
+        let Some(wanted) = self.wanted else {
+            return true;
+        };
+        let now = Instant::now();
+        if self.looked.is_none_or(|at| now - at >= LOOK_EVERY) {
+            self.looked = Some(now);
+            if store.store().others_fetch() {
+                self.since = now;
+            }
+        }
+        now - self.since >= wanted
+    }
+}
 
 impl Opened {
     /// What is missing of the core and of the experts in `layers` (all when `None`).
@@ -193,7 +238,13 @@ impl Opened {
         }
         observer.stage("fetching experts", total.saturating_sub(missing), total);
         let mut brought = bulk.bring()?;
-        self.install_one_by_one(brought.late.into(), false, &mut brought.installed, observer)?;
+        let manner = Manner::default();
+        self.install_one_by_one(
+            brought.late.into(),
+            manner,
+            &mut brought.installed,
+            observer,
+        )?;
         observer.done();
         Ok(brought.installed)
     }
@@ -209,12 +260,11 @@ impl Opened {
         }
     }
 
-    /// Fetches experts that are scattered over their shards, or that others had begun, in this order. `strict` begins no
-    /// more once one could not be kept: the next would be paid for and lost as well.
+    /// Fetches experts that are scattered over their shards, or that others had begun, in this order.
     pub(super) fn install_one_by_one(
         &self,
         mut todo: VecDeque<ExpertKey>,
-        strict: bool,
+        manner: Manner,
         installed: &mut Installed,
         observer: &dyn InstallObserver,
     ) -> Result<(), ResidencyError> {
@@ -222,8 +272,10 @@ impl Opened {
         let (sender, arrivals) = mpsc::channel::<(Slot, Result<Fetched, ResidencyError>)>();
         let mut tickets: VecDeque<Ticket> = VecDeque::new();
         let mut under_way = 0;
+        let mut quiet = Quiet::begin(manner.quiet);
         while !todo.is_empty() || under_way > 0 {
-            while under_way < WINDOW {
+            let may_begin = quiet.lasts(&self.store);
+            while may_begin && under_way < WINDOW {
                 let Some(key) = todo.pop_front() else { break };
                 match self.store.lookup(key, len) {
                     Lookup::Hit(_) => observer.moved(len),
@@ -247,6 +299,9 @@ impl Opened {
             }
             self.check_stop()?;
             if under_way == 0 {
+                if !may_begin {
+                    thread::sleep(LOOK_EVERY);
+                }
                 continue;
             }
             let Ok((slot, outcome)) = arrivals.recv_timeout(Duration::from_millis(50)) else {
@@ -262,7 +317,7 @@ impl Opened {
                 Filled::Kept => installed.fetched += 1,
                 Filled::NotKept(_) => {
                     installed.not_kept += 1;
-                    if strict {
+                    if manner.strict {
                         todo.clear();
                     }
                 }

@@ -1,9 +1,11 @@
 //! Experts brought before they are asked for: the hottest that a cache can hold.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use super::ResidencyError;
 use super::install::Installed;
+use super::install::Manner;
 use super::open::InstallObserver;
 use super::open::Opened;
 use crate::terms::ExpertKey;
@@ -41,9 +43,12 @@ impl Opened {
     ///
     /// Room is made at the cost of what is not wanted, never of what is: the wanted count as used last, the hottest
     /// as the very last.
+    ///
+    /// With `quiet` an expert is begun only when no other process has fetched any for that long.
     pub fn warm(
         &self,
         plan: &Warming,
+        quiet: Option<Duration>,
         observer: &dyn InstallObserver,
     ) -> (Installed, Option<ResidencyError>) {
         let mut installed = Installed::default();
@@ -62,7 +67,11 @@ impl Opened {
         let total = plan.fetch.len() as u64 * self.layout.expert_len();
         observer.stage("warming the cache", 0, total);
         let todo: VecDeque<ExpertKey> = plan.fetch.iter().copied().collect();
-        let brought = self.install_one_by_one(todo, true, &mut installed, observer);
+        let manner = Manner {
+            strict: true,
+            quiet,
+        };
+        let brought = self.install_one_by_one(todo, manner, &mut installed, observer);
         observer.done();
         // By itself each would be as recent as it came: the hottest, which came first, would go first.
         for key in coldest_first {

@@ -173,6 +173,13 @@ enum Found {
     Nowhere,
 }
 
+impl Store {
+    /// Whether another process fetches experts of this home right now.
+    pub fn others_fetch(&self) -> bool {
+        recover::others_fetch(&self.inner).unwrap_or(false)
+    }
+}
+
 impl ModelStore {
     /// Finds an expert of `len` bytes and marks it used. Never waits: not for the network, not for
     /// another process, not for a disk to sync.

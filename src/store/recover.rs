@@ -369,6 +369,22 @@ fn sweep_leftovers(inner: &Inner, alive: &HashSet<u64>) -> io::Result<()> {
     Ok(())
 }
 
+/// Whether another process that lives fetches experts now.
+pub(super) fn others_fetch(inner: &Inner) -> io::Result<bool> {
+    let claims = inner.home.join("locks/claims");
+    let mut owners = HashSet::new();
+    for claim in list(&*inner.disk, &claims)? {
+        owners.extend(super::experts::claim_owner(
+            &*inner.disk,
+            &claims.join(&claim.name),
+        ));
+    }
+    owners.remove(&inner.session);
+    Ok(owners
+        .into_iter()
+        .any(|owner| inner.gate.life(owner) == Life::Alive))
+}
+
 /// Removes small files, and a rewritten log, that never got their names. Only while nobody else is
 /// here: they tell no owner.
 fn sweep_unfinished(disk: &dyn Disk, model: &Path) -> io::Result<()> {

@@ -180,6 +180,50 @@ fn a_stop_loses_nothing_and_the_next_run_goes_on_from_it() {
 }
 
 #[test]
+fn the_idle_wait_until_nobody_fetches() {
+    let (quick, slow) = (hub(None), hub(SLOW));
+    let folder = tempfile::tempdir().unwrap();
+    let (trace, order) = traced(folder.path(), &quick);
+    let home = folder.path().join("home");
+    let url = slow.url();
+    let start = |command: &[&str], more: &[&str]| {
+        let mut program = program::command();
+        program.args(args(command, &home, &url, more));
+        program.stdout(Stdio::piped()).stderr(Stdio::piped());
+        program.spawn().unwrap()
+    };
+    let cache = ["--cache", "unlimited"];
+    let other = ["Tell me of the ball.", "--max-tokens", "16"];
+    let stream = start(&["stream"], &[&other[..], &cache].concat());
+    let patience = Instant::now();
+    while on_disk(&home).len() < 5 {
+        assert!(patience.elapsed() < Duration::from_secs(120), "none came");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let warm = ["cache", "warm", "--idle", "--trace", &trace];
+    let warm = start(&warm, &cache);
+    let streamed = Run::from(stream.wait_with_output().unwrap());
+    let here = on_disk(&home).len();
+    assert_eq!(
+        json(&streamed)["experts"]["hub"],
+        here,
+        "{}",
+        streamed.stderr
+    );
+    let warmed = Run::from(warm.wait_with_output().unwrap());
+    assert_eq!(warmed.code, 0, "{}", warmed.stderr);
+    assert!(
+        warmed.stderr.contains("while nobody else"),
+        "{}",
+        warmed.stderr
+    );
+    let fetched = json(&warmed)["fetched"].as_u64().unwrap();
+    assert!(fetched > 10, "{fetched}");
+    assert_eq!(on_disk(&home).len() as u64, here as u64 + fetched);
+    assert!(on_disk(&home).is_superset(&first(&order, order.len())));
+}
+
+#[test]
 fn a_full_install_begins_with_what_a_trace_used_most() {
     let (quick, slow) = (hub(None), hub(SLOW));
     let folder = tempfile::tempdir().unwrap();

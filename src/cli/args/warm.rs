@@ -16,6 +16,9 @@ pub(crate) struct CacheWarm {
     /// Those first that were used most here, lately
     #[arg(long, conflicts_with = "trace")]
     pub heat: bool,
+    /// Fetch only while no other process fetches experts of this store, such as a server that somebody waits for
+    #[arg(long)]
+    pub idle: bool,
     #[command(flatten)]
     pub model: ModelArgs,
     /// Say what would be fetched, and fetch nothing but metadata
