@@ -4,6 +4,7 @@ pub(crate) mod bench;
 mod cache;
 pub(crate) mod doctor;
 pub(crate) mod simulate;
+mod store;
 mod values;
 pub(crate) mod warm;
 
@@ -19,6 +20,8 @@ pub(crate) use self::cache::CacheManifest;
 pub(crate) use self::cache::ScrubArgs;
 pub(crate) use self::doctor::DoctorArgs;
 pub(crate) use self::simulate::CacheSimulate;
+pub(crate) use self::store::PolicyArg;
+pub(crate) use self::store::StoreArgs;
 use self::values::budget;
 use self::values::layers;
 use self::values::origin;
@@ -31,7 +34,6 @@ use self::values::temperature;
 pub(crate) use self::warm::CacheWarm;
 use crate::share::Link;
 use crate::store::Budget;
-use crate::store::Policy;
 use crate::terms::Bytes;
 use crate::terms::TokenId;
 
@@ -110,41 +112,6 @@ pub(crate) struct ModelArgs {
     pub max_bytes: Option<Bytes>,
     #[command(flatten)]
     pub store: StoreArgs,
-}
-
-/// Where things are kept, and how much of them.
-#[derive(Args, Clone, Debug)]
-pub(crate) struct StoreArgs {
-    /// The store's folder [default: `DELTAFIN_HOME`, else the platform's data folder]
-    #[arg(long, help_heading = "Store")]
-    pub home: Option<PathBuf>,
-    /// Disk for experts: a size such as 200GB, or `unlimited` [default: as last set, else the
-    /// smaller of 200GB and free space less the reserve]
-    #[arg(long, value_parser = budget, help_heading = "Store")]
-    pub cache: Option<Budget>,
-    /// Free disk that experts never touch [default: the larger of 10GB and 5 %]
-    #[arg(long, help_heading = "Store")]
-    pub reserve: Option<Bytes>,
-    /// Which expert goes when the cache is full: the one used longest ago, or the one used least
-    /// often lately [default: as last set, else lru]
-    #[arg(long, value_enum, help_heading = "Store")]
-    pub policy: Option<PolicyArg>,
-}
-
-/// Which expert goes when there is no room.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum PolicyArg {
-    Lru,
-    Lfu,
-}
-
-impl From<PolicyArg> for Policy {
-    fn from(arg: PolicyArg) -> Policy {
-        match arg {
-            PolicyArg::Lru => Policy::Lru,
-            PolicyArg::Lfu => Policy::Lfu,
-        }
-    }
 }
 
 /// How the machine is used, and how things are said.

@@ -218,7 +218,7 @@ fn the_idle_wait_until_nobody_fetches() {
         warmed.stderr
     );
     let fetched = json(&warmed)["fetched"].as_u64().unwrap();
-    assert!(fetched > 10, "{fetched}");
+    assert!(fetched > 0, "the other has used all of them");
     assert_eq!(on_disk(&home).len() as u64, here as u64 + fetched);
     assert!(on_disk(&home).is_superset(&first(&order, order.len())));
 }
