@@ -9,7 +9,8 @@
 //!
 //! A second table sets whole runs side by side: the same spans over the same links by this client, by
 //! curl (16 transfers at once) and by Python's huggingface_hub (16 threads; from the environment that
-//! `scripts/parity.sh python` makes); who needs more than twice what the link needs is stopped. With `--full` a figure outside its limit ends in exit code 1.
+//! `scripts/parity.sh python` makes); who needs more than twice what the link needs is stopped. With
+//! `--full` a figure outside its limit ends in exit code 1.
 
 #![allow(
     clippy::print_stdout,

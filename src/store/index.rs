@@ -327,7 +327,8 @@ impl Index {
             entry.is_some_and(|entry| entry.pins == 0) && !in_use
         };
         let coldest = self.coldest_first.iter().find(free);
-        let coming = self.coming.iter().map(|id| self.rank(*id, 0)).min();
+        // Only whoever could come second to it waits for it: a smaller budget does not.
+        let coming = newcomer.and_then(|_| self.coming.iter().map(|id| self.rank(*id, 0)).min());
         let Some(first) = coldest.copied().into_iter().chain(coming).min() else {
             return Victim::Nobody;
         };

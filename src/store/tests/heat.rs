@@ -131,6 +131,23 @@ fn what_is_on_its_way_is_neither_forgotten_nor_in_the_way() {
 }
 
 #[test]
+fn a_smaller_budget_does_not_wait_for_what_is_on_its_way() {
+    let home = tempfile::tempdir().unwrap();
+    let store = open(home.path(), 2);
+    let model = model(&store);
+    sweep(&model, &[5]);
+    sweep(&model, &[5]);
+    model.ask(&[key(1)]);
+    let Lookup::Miss(mut slot) = model.lookup(key(1), LEN) else {
+        panic!("here before it came");
+    };
+    slot.make_room().unwrap();
+    // The hotter goes: it is all that can.
+    assert_eq!(store.trim(LEN).unwrap().left, LEN);
+    assert_eq!(stored(&model), [0; 0]);
+}
+
+#[test]
 fn a_damaged_heat_file_is_no_file_and_others_count() {
     let home = tempfile::tempdir().unwrap();
     drop({
