@@ -16,6 +16,7 @@ use super::disk::DiskFile;
 use super::disk::How;
 use super::disk::read_vec;
 use super::disk::remove_any;
+use super::error::full;
 use super::lock;
 use super::table::Line;
 use super::table::Mark;
@@ -60,6 +61,8 @@ pub(super) struct DigestLog {
     pub(super) tail: Mutex<Tail>,
     /// Lines from which on it is worth looking how many are live.
     pub(super) look_at: AtomicU64,
+    /// The disk had no room for the mark of an unclean stop: this process remembers it.
+    unmarked: AtomicBool,
 }
 
 impl DigestLog {
@@ -76,6 +79,7 @@ impl DigestLog {
             table: Mutex::default(),
             tail: Mutex::default(),
             look_at: AtomicU64::new(0),
+            unmarked: AtomicBool::new(false),
         }
     }
 
@@ -113,7 +117,11 @@ impl DigestLog {
             usize::try_from(facts.len - known.read_to).map_err(|_| io::ErrorKind::FileTooLarge)?;
         if fresh > 0 {
             let bytes = read_vec(&*file, known.read_to, fresh)?;
+            let from_the_first = known.read_to == 0;
             known.read_to += known.replay(&bytes) as u64;
+            if from_the_first && self.unmarked.load(Ordering::Acquire) {
+                known.suspect_all();
+            }
         }
         Ok(())
     }
@@ -160,13 +168,22 @@ impl DigestLog {
         Ok(n)
     }
 
-    /// Says that everything so far is to be looked at again before it is used.
-    pub(super) fn mark_unclean(&self) -> io::Result<()> {
+    /// Says that everything so far is to be looked at again before it is used. False where the disk
+    /// is full: then only this process knows.
+    pub(super) fn mark_unclean(&self) -> io::Result<bool> {
         let text = Mark::Unclean.written()?;
-        self.write(&mut lock(&self.tail), text)?;
-        self.sync_tail()?;
+        let written = self.write(&mut lock(&self.tail), text);
+        let marked = match written.and_then(|()| self.sync_tail()) {
+            Err(e) if full(&e) => false,
+            other => other.map(|()| true)?,
+        };
         let mut table = lock(&self.table);
-        self.refresh(&mut table)
+        self.refresh(&mut table)?;
+        if !marked {
+            self.unmarked.store(true, Ordering::Release);
+            table.get_or_insert_default().suspect_all();
+        }
+        Ok(marked)
     }
 
     /// Says that nothing is known of some files any more: what they held was wrong from the first.

@@ -407,7 +407,7 @@ pub(super) fn others_alive(inner: &Inner) -> io::Result<bool> {
 
 /// After an unclean stop every expert goes for which nothing vouches, and the others are compared
 /// with their digests when they are used next. The life lines of the dead go last, so that a crash in
-/// here is only a reason to do it again.
+/// here is only a reason to do it again; a disk too full to note it is one as well.
 fn distrust(inner: &Inner, dead: &[Dead]) -> io::Result<()> {
     let boot = inner.disk.boot();
     // As long as the system has not been started anew, the page cache holds every byte that a killed
@@ -416,20 +416,22 @@ fn distrust(inner: &Inner, dead: &[Dead]) -> io::Result<()> {
     let same_boot = |b: &Option<String>| b.is_some() && *b == boot;
     let power_lost = !dead.iter().all(|(_, boot)| same_boot(boot));
     let models = lock(&inner.state).models.clone();
+    let mut noted = true;
     for model in &models {
-        distrust_model(inner, model, power_lost)?;
+        noted &= distrust_model(inner, model, power_lost)?;
     }
-    for (session, _) in dead {
+    for (session, _) in dead.iter().filter(|_| noted) {
         let line = session_path(&inner.home.join("locks"), *session);
         let _ = inner.disk.remove_file(&line);
     }
     Ok(())
 }
 
-fn distrust_model(inner: &Inner, model: &Model, power_lost: bool) -> io::Result<()> {
+/// Whether others will know as well.
+fn distrust_model(inner: &Inner, model: &Model, power_lost: bool) -> io::Result<bool> {
     let scan = scan_model(&*inner.disk, model)?;
     if scan.entries.is_empty() && inner.disk.facts(model.log.path()).is_err() {
-        return Ok(());
+        return Ok(true);
     }
     let mut folders = HashSet::new();
     for (id, entry) in &scan.entries {

@@ -270,6 +270,11 @@ impl Table {
         whole
     }
 
+    /// Has everything read so far looked at again before it is used, as the mark would.
+    pub(super) fn suspect_all(&mut self) {
+        self.unclean_at = self.lines;
+    }
+
     fn take(&mut self, line: &str) {
         if line.is_empty() {
             return;
@@ -296,7 +301,7 @@ impl Table {
                 let synced = self.synced.entry(writer).or_default();
                 *synced = n.max(*synced);
             }
-            Mark::Unclean => self.unclean_at = self.lines,
+            Mark::Unclean => self.suspect_all(),
             Mark::Forgotten { file } => {
                 self.records.remove(&Subject::of(&file));
             }

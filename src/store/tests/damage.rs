@@ -21,10 +21,12 @@ use crate::store::Lookup;
 use crate::store::ModelStore;
 use crate::store::NotKept;
 use crate::store::SourceRecord;
+use crate::store::Store;
 use crate::store::Verified;
 use crate::store::VerifyOptions;
 use crate::store::disk::Disk;
 use crate::store::disk::How;
+use crate::store::table::Subject;
 
 /// Where a disk's digest log lies.
 fn log_of(disk: &SimDisk) -> PathBuf {
@@ -304,6 +306,38 @@ fn fault_46_a_full_disk_keeps_nobody_from_what_is_there() {
     assert_eq!(store.stats().hits, 4);
     demand(&model, key(10));
     assert_eq!(store.stats().kept, 0);
+}
+
+#[test]
+fn fault_46_a_full_disk_after_an_unclean_stop_keeps_nobody_from_what_is_there_either() {
+    let disk = filled();
+    let store = open(&disk).unwrap();
+    disk.stop();
+    drop(store);
+    disk.killed();
+    disk.set_capacity(disk.used());
+    let suspects = |store: &Store| {
+        let model = model(store);
+        let told = |n| {
+            let told = model.record().log.get(&Subject::Expert(key(n)));
+            told.unwrap().unwrap().suspect
+        };
+        (0..4).filter(|n| told(*n)).count()
+    };
+    // Nobody can note that everything is to be looked at: each process knows it for itself.
+    for _ in 0..2 {
+        let store = open(&disk).unwrap();
+        assert_eq!(suspects(&store), 4);
+        (0..4).for_each(|n| demand(&model(&store), key(n)));
+        assert_eq!((store.stats().hits, store.stats().damaged), (4, 0));
+    }
+    disk.set_capacity(1 << 40);
+    for left in [4, 3] {
+        let store = open(&disk).unwrap();
+        assert_eq!(suspects(&store), left, "noted, and each that was compared");
+        demand(&model(&store), key(left as u16 - 1));
+        assert_eq!(suspects(&store), left - 1);
+    }
 }
 
 #[test]
