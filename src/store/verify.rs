@@ -190,13 +190,18 @@ impl ModelStore {
         let told = log.get(subject);
         let told = told.map_err(|e| StoreError::io("read", log.path(), e))?;
         if told.is_some_and(|told| told.suspect) {
-            self.append(&[Line {
+            let noted = self.append(&[Line {
                 subject: subject.clone(),
                 known,
                 quick: None,
                 source: "disk",
                 checked: true,
-            }])?;
+            }]);
+            match noted {
+                // It is compared once more then; nobody is kept from comparing the rest.
+                Err(StoreError::Full { .. }) => {}
+                other => other?,
+            }
         }
         if let Subject::Expert(key) = subject {
             let id = self.entry_id(*key);

@@ -330,6 +330,8 @@ fn fault_46_a_full_disk_after_an_unclean_stop_keeps_nobody_from_what_is_there_ei
         assert_eq!(suspects(&store), 4);
         (0..4).for_each(|n| demand(&model(&store), key(n)));
         assert_eq!((store.stats().hits, store.stats().damaged), (4, 0));
+        let verified = verify(&model(&store), false);
+        assert_eq!((verified.first_use, verified.damaged.len()), (4, 0));
     }
     disk.set_capacity(1 << 40);
     for left in [4, 3] {
