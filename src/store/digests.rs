@@ -179,8 +179,8 @@ impl DigestLog {
         };
         let mut table = lock(&self.table);
         self.refresh(&mut table)?;
+        self.unmarked.store(!marked, Ordering::Release);
         if !marked {
-            self.unmarked.store(true, Ordering::Release);
             table.get_or_insert_default().suspect_all();
         }
         Ok(marked)
