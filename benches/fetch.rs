@@ -2,7 +2,7 @@
 //!
 //! A random checkpoint of K3's layer shapes is shared over loopback by `deltafin share` and installed by
 //! `deltafin fetch`, both as they are shipped. Beside it, in the same run and with two threads each, what
-//! bounds it is measured: writing the same bytes to the same disk, synced; hashing, of which each byte
+//! bounds it is measured: writing as many bytes to the same disk, past the page cache, synced; hashing, of which each byte
 //! needs two, one for its span and one for its shard; and reading the same shards from the same share
 //! and doing nothing with them. An install should reach 80 % of the slowest.
 //!
@@ -30,6 +30,7 @@ use std::io::BufReader;
 use std::io::Read;
 use std::io::Write;
 use std::net::TcpStream;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::path::PathBuf;
 use std::process::Child;
@@ -38,6 +39,8 @@ use std::process::ExitCode;
 use std::process::Stdio;
 use std::time::Instant;
 
+use memmap2::MmapMut;
+use rustix::fs::OFlags;
 use rustix::process::Pid;
 use rustix::process::WaitId;
 use rustix::process::WaitIdOptions;
@@ -47,8 +50,10 @@ use sha2::Sha256;
 
 const MODEL: &str = "bench/synthetic";
 const THREADS: usize = 2;
-/// Written, hashed and read at once.
+/// Hashed and read at once.
 const PIECE: usize = 8 << 20;
+/// Written at once.
+const WRITTEN_AT_ONCE: usize = 1 << 20;
 /// Hashed by each thread.
 const HASHED: usize = 1 << 30;
 /// Least part of the slowest bound.
@@ -209,21 +214,28 @@ fn by_threads(shards: &[(PathBuf, u64)], work: impl Fn(&Path) + Sync) {
     });
 }
 
-/// Writes the shards once more, and has them synced.
+/// Writes files as large as the shards, past the page cache, and has them synced.
 fn write(home: &Path, shards: &[(PathBuf, u64)]) {
     let folder = home.join("written");
     fs::create_dir_all(&folder).unwrap();
     by_threads(shards, |path| {
-        let mut piece = vec![0; PIECE];
-        let mut from = File::open(path).unwrap();
-        let mut to = File::create(folder.join(path.file_name().unwrap())).unwrap();
-        loop {
-            let n = from.read(&mut piece).unwrap();
-            if n == 0 {
-                break;
-            }
-            to.write_all(&piece[..n]).unwrap();
+        let mut piece = MmapMut::map_anon(WRITTEN_AT_ONCE).unwrap();
+        for (i, byte) in piece.iter_mut().enumerate() {
+            *byte = (i * 131 % 251) as u8;
         }
+        let mut left = path.metadata().unwrap().len();
+        let name = folder.join(path.file_name().unwrap());
+        let mut options = File::options();
+        options.write(true).create(true).truncate(true);
+        let direct = OFlags::DIRECT.bits().cast_signed();
+        let mut to = options.clone().custom_flags(direct).open(&name).unwrap();
+        while left >= piece.len() as u64 {
+            to.write_all(&piece).unwrap();
+            left -= piece.len() as u64;
+        }
+        let mut to = options.truncate(false).append(true).open(&name).unwrap();
+        to.write_all(&piece[..usize::try_from(left).unwrap()])
+            .unwrap();
         to.sync_all().unwrap();
     });
     fs::remove_dir_all(folder).unwrap();

@@ -4,7 +4,7 @@
 //! names the run of the operating system. After a kill the page cache still holds every byte that was
 //! written, so the file's length counts and the rest is fetched; after a power loss a length may
 //! outlive its content, so a beginning from another run is removed. Nothing is synced before the whole
-//! expert has its name.
+//! expert has its name. Of a large expert, a kill also loses the piece that was being collected.
 //!
 //! Only models without a limit keep beginnings: for the others they would be bytes that no budget
 //! counts.
@@ -28,6 +28,7 @@ use super::disk::remove_any;
 use super::experts::Filled;
 use super::experts::NotKept;
 use super::experts::Slot;
+use super::growth::Growth;
 use super::ledger::fnv;
 use super::lock;
 use super::quick::Quick;
@@ -43,7 +44,7 @@ const PIECE: u64 = 4 << 20;
 /// Takes an expert in pieces, in order. Dropping it keeps what has arrived, where that may be kept.
 pub struct ExpertWriter {
     slot: Slot,
-    file: Box<dyn DiskFile>,
+    file: Growth,
     part: PathBuf,
     done: u64,
     hasher: Sha256,
@@ -75,18 +76,24 @@ impl Slot {
             inner.release(self.len);
         }
         let (file, part) = begun?;
-        let mut writer = ExpertWriter {
+        let (mut hasher, mut quick) = (Sha256::new(), Quick::new());
+        let resumed = self.resume(&*file, &mut hasher, &mut quick);
+        if resumed.is_err() && !fixed {
+            let _ = remove_any(&*self.entry.inner().disk, &part);
+            self.entry.inner().release(self.len);
+        }
+        let done = resumed?;
+        let file = Growth::new(&*self.entry.inner().disk, file, done, self.len);
+        Ok(ExpertWriter {
             slot: self,
             file,
             part,
-            done: 0,
-            hasher: Sha256::new(),
-            quick: Quick::new(),
+            done,
+            hasher,
+            quick,
             fixed,
             settled: false,
-        };
-        writer.resume()?;
-        Ok(writer)
+        })
     }
 
     fn open_part(&self, fixed: bool) -> Result<(Box<dyn DiskFile>, PathBuf), NotKept> {
@@ -117,26 +124,33 @@ impl Slot {
         }
         Ok((file, part))
     }
+
+    /// Reads what is there of the expert, and says how many bytes that is.
+    fn resume(
+        &self,
+        file: &dyn DiskFile,
+        hasher: &mut Sha256,
+        quick: &mut Quick,
+    ) -> Result<u64, NotKept> {
+        let there = file.facts().map_err(|e| not_kept(&e))?.len;
+        // One that is longer than it may be is no beginning of it.
+        let usable = if there > self.len { 0 } else { there };
+        if usable != there {
+            file.set_len(usable).map_err(|e| not_kept(&e))?;
+        }
+        let mut done = 0;
+        while done < usable {
+            let piece = usize::try_from(PIECE.min(usable - done)).unwrap_or(usize::MAX);
+            let bytes = read_vec(file, done, piece).map_err(|e| not_kept(&e))?;
+            hasher.update(&bytes);
+            quick.update(&bytes);
+            done += bytes.len() as u64;
+        }
+        Ok(done)
+    }
 }
 
 impl ExpertWriter {
-    fn resume(&mut self) -> Result<(), NotKept> {
-        let there = self.file.facts().map_err(|e| not_kept(&e))?.len;
-        // One that is longer than it may be is no beginning of it.
-        let usable = if there > self.slot.len { 0 } else { there };
-        if usable != there {
-            self.file.set_len(usable).map_err(|e| not_kept(&e))?;
-        }
-        while self.done < usable {
-            let piece = usize::try_from(PIECE.min(usable - self.done)).unwrap_or(usize::MAX);
-            let bytes = read_vec(&*self.file, self.done, piece).map_err(|e| not_kept(&e))?;
-            self.hasher.update(&bytes);
-            self.quick.update(&bytes);
-            self.done += bytes.len() as u64;
-        }
-        Ok(())
-    }
-
     /// Which expert this is.
     pub fn key(&self) -> ExpertKey {
         self.slot.key()
@@ -156,25 +170,25 @@ impl ExpertWriter {
     ///
     /// # Errors
     ///
-    /// Why the disk does not take them; the writer then stands where it stood.
-    pub fn append(&mut self, bytes: &[u8]) -> Result<(), NotKept> {
+    /// Why the disk does not take them; [`done`](Self::done) then says how many of them it took.
+    pub fn append(&mut self, mut bytes: &[u8]) -> Result<(), NotKept> {
         if bytes.len() as u64 > self.missing() {
             return Err(NotKept::Length);
         }
-        if let Err(e) = self.file.write_at(bytes, self.done) {
-            // Half of it may be there; the length must not count it.
-            let _ = self.file.set_len(self.done);
-            return Err(not_kept(&e));
+        while !bytes.is_empty() {
+            let (now, later) = self.file.fitting(bytes);
+            self.file.append(now).map_err(|e| not_kept(&e))?;
+            self.hasher.update(now);
+            self.quick.update(now);
+            self.done += now.len() as u64;
+            bytes = later;
         }
-        self.hasher.update(bytes);
-        self.quick.update(bytes);
-        self.done += bytes.len() as u64;
         Ok(())
     }
 
     /// Forgets what has arrived: it was not the expert's beginning after all.
     pub fn restart(&mut self) -> Result<(), NotKept> {
-        self.file.set_len(0).map_err(|e| not_kept(&e))?;
+        self.file.cut(0).map_err(|e| not_kept(&e))?;
         self.hasher = Sha256::new();
         self.quick = Quick::new();
         self.done = 0;
@@ -192,10 +206,11 @@ impl ExpertWriter {
         self.slot.note(kept)
     }
 
-    fn keep(&self, source: &str) -> Result<(), NotKept> {
+    fn keep(&mut self, source: &str) -> Result<(), NotKept> {
         if self.missing() > 0 {
             return Err(NotKept::Length);
         }
+        self.file.flush().map_err(|e| not_kept(&e))?;
         let sha256 = Digest(self.hasher.clone().finalize().into());
         let known = Known {
             sha256,
@@ -205,7 +220,7 @@ impl ExpertWriter {
         let known = (self.slot.agreed(known)?, self.quick.clone().finish());
         let inner = self.slot.entry.inner();
         let mtime = lock(&inner.state).tick(inner.disk.now());
-        self.file.set_mtime(mtime).map_err(|e| not_kept(&e))?;
+        self.file.file.set_mtime(mtime).map_err(|e| not_kept(&e))?;
         let published = self
             .slot
             .publish(&self.part, mtime, known, source, self.fixed);

@@ -6,7 +6,7 @@
 //! * `042` is the whole file, renamed when all of it is synced.
 //!
 //! After a kill the page cache still holds every byte that was written, so the part's own length
-//! counts. After a power loss only `done` does, since a file's length may outlive its content.
+//! counts; of a large file the kill has lost the piece that was being collected. After a power loss only `done` does, since a file's length may outlive its content.
 
 use std::fmt;
 use std::io;
@@ -31,6 +31,7 @@ use super::disk::remove_any;
 use super::disk::write_file;
 use super::error::Damage;
 use super::error::StoreError;
+use super::growth::Growth;
 use super::model::is_plain;
 use super::table::Known;
 use super::table::Level;
@@ -69,7 +70,7 @@ pub struct CoreWriter {
     model: ModelStore,
     place: Place,
     len: u64,
-    file: Box<dyn DiskFile>,
+    file: Growth,
     done: u64,
     synced: u64,
     hasher: Sha256,
@@ -229,19 +230,19 @@ impl CoreWriter {
         len: u64,
         file: Box<dyn DiskFile>,
     ) -> Result<Self, StoreError> {
+        let disk = model.store().inner.disk.clone();
         let mut writer = CoreWriter {
             model,
             place,
             len,
-            file,
+            file: Growth::new(&*disk, file, 0, len),
             done: 0,
             synced: 0,
             hasher: Sha256::new(),
         };
         let part = writer.place.part();
         let failed = |e| StoreError::io("resume", &part, e);
-        let disk = writer.model.store().inner.disk.clone();
-        let there = writer.file.facts().map_err(failed)?.len;
+        let there = writer.file.file.facts().map_err(failed)?.len;
         let progress = read_progress(&*disk, &writer.place.progress()).filter(|p| p.len == len);
         let same_boot = |p: &Progress| p.boot.is_some() && p.boot == disk.boot();
         let usable = match &progress {
@@ -253,7 +254,7 @@ impl CoreWriter {
             writer.hasher = Sha256::new();
             writer.done = 0;
         }
-        writer.file.set_len(writer.done).map_err(failed)?;
+        writer.file.cut(writer.done).map_err(failed)?;
         let log = &writer.model.record().log;
         log.sync_roots().map_err(failed)?;
         // From here on the part's length counts, in this run of the system.
@@ -275,7 +276,7 @@ impl CoreWriter {
             let stop = if self.done < synced { synced } else { usable };
             let piece = PIECE.min(stop - self.done);
             let piece = usize::try_from(piece).unwrap_or(usize::MAX);
-            let bytes = read_vec(&*self.file, self.done, piece)?;
+            let bytes = read_vec(&*self.file.file, self.done, piece)?;
             self.hasher.update(&bytes);
             self.done += bytes.len() as u64;
         }
@@ -305,32 +306,34 @@ impl CoreWriter {
     ///
     /// # Errors
     ///
-    /// [`StoreError::Full`] or [`StoreError::Io`]; the writer then stands where it stood.
-    pub fn append(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
-        let part = self.place.part();
+    /// [`StoreError::Full`] or [`StoreError::Io`]; [`done`](Self::done) then says how many were taken.
+    pub fn append(&mut self, mut bytes: &[u8]) -> Result<(), StoreError> {
         let end = self.done + bytes.len() as u64;
         if end > self.len {
-            let (path, len) = (part, self.len);
+            let (path, len) = (self.place.part(), self.len);
             let done = end;
             return Err(StoreError::Short { path, done, len });
         }
-        if let Err(e) = self.file.write_at(bytes, self.done) {
-            // Half of it may be there; the length must not count it.
-            let _ = self.file.set_len(self.done);
-            return Err(StoreError::io("write", &part, e));
-        }
-        self.hasher.update(bytes);
-        self.done = end;
-        if self.done - self.synced >= SYNC_EVERY {
-            let saved = self.checkpoint();
-            saved.map_err(|e| StoreError::io("write", &part, e))?;
+        while !bytes.is_empty() {
+            let (now, later) = self.file.fitting(bytes);
+            let mut written = self.file.append(now);
+            if written.is_ok() {
+                self.hasher.update(now);
+                self.done += now.len() as u64;
+                bytes = later;
+                if self.file.is_written() && self.done - self.synced >= SYNC_EVERY {
+                    written = self.checkpoint();
+                }
+            }
+            written.map_err(|e| StoreError::io("write", &self.place.part(), e))?;
         }
         Ok(())
     }
 
     fn checkpoint(&mut self) -> io::Result<()> {
         let disk = &*self.model.store().inner.disk;
-        self.file.sync()?;
+        self.file.flush()?;
+        self.file.file.sync()?;
         let progress = Progress {
             len: self.len,
             done: self.done,
@@ -348,7 +351,7 @@ impl CoreWriter {
     /// # Errors
     ///
     /// [`StoreError::Short`] if something is missing; whatever arrived is kept.
-    pub fn finish(self, source: &str) -> Result<PathBuf, StoreError> {
+    pub fn finish(mut self, source: &str) -> Result<PathBuf, StoreError> {
         let Place { local, path } = &self.place;
         if self.done != self.len {
             return Err(StoreError::Short {
@@ -359,7 +362,8 @@ impl CoreWriter {
         }
         let disk = &*self.model.store().inner.disk;
         let failed = |e| StoreError::io("publish", path, e);
-        self.file.sync().map_err(failed)?;
+        self.file.flush().map_err(failed)?;
+        self.file.file.sync().map_err(failed)?;
         let known = Known {
             sha256: self.digest(),
             length: self.len,

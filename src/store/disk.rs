@@ -9,8 +9,12 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::SystemTime;
 use std::time::UNIX_EPOCH;
+
+use super::past_cache;
+use super::past_cache::PastCache;
 
 /// What a path names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +91,11 @@ pub trait Disk: Send + Sync + fmt::Debug {
     fn boot(&self) -> Option<String>;
     /// The time, in nanoseconds since 1970.
     fn now(&self) -> u64;
+    /// Bytes that large files are best written in: whole pages, so many that a write past the page
+    /// cache is no slower for its length.
+    fn piece(&self) -> usize {
+        1 << 20
+    }
 }
 
 /// An open file. Dropping it closes it and gives its lock back.
@@ -96,6 +105,7 @@ pub trait DiskFile: Send + Sync + fmt::Debug {
     /// Fills `bytes` from `offset` on; an end before that is [`io::ErrorKind::UnexpectedEof`].
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()>;
     /// Writes all of `bytes` from `offset` on. After an error any part of them may have been written.
+    /// Many bytes may go past the page cache, fastest from memory that begins with a page.
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
     /// Writes all of `bytes` at the end, in one piece as other appenders see it.
     fn append(&self, bytes: &[u8]) -> io::Result<()>;
@@ -116,7 +126,10 @@ pub trait DiskFile: Send + Sync + fmt::Debug {
 pub struct RealDisk;
 
 #[derive(Debug)]
-struct RealFile(fs::File);
+struct RealFile {
+    file: fs::File,
+    past_cache: OnceLock<Option<PastCache>>,
+}
 
 impl Disk for RealDisk {
     fn open(&self, path: &Path, how: How) -> io::Result<Box<dyn DiskFile>> {
@@ -131,7 +144,10 @@ impl Disk for RealDisk {
         if how == How::Read && file.metadata()?.is_dir() {
             return Err(io::ErrorKind::IsADirectory.into());
         }
-        Ok(Box::new(RealFile(file)))
+        Ok(Box::new(RealFile {
+            file,
+            past_cache: OnceLock::new(),
+        }))
     }
 
     fn facts(&self, path: &Path) -> io::Result<Facts> {
@@ -216,23 +232,33 @@ impl Disk for RealDisk {
 
 impl DiskFile for RealFile {
     fn facts(&self) -> io::Result<Facts> {
-        self.0.metadata().map(|m| facts_of(&m))
+        self.file.metadata().map(|m| facts_of(&m))
     }
 
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
-        self.0.read_exact_at(bytes, offset)
+        self.file.read_exact_at(bytes, offset)
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        self.0.write_all_at(bytes, offset)
+        let page = past_cache::PAGE as u64;
+        let large = bytes.len() >= past_cache::LEAST && offset.is_multiple_of(page);
+        let past_cache = large.then(|| {
+            let opened = self.past_cache.get_or_init(|| PastCache::of(&self.file));
+            opened.as_ref()
+        });
+        let done = match past_cache.flatten() {
+            Some(file) => file.write_pages(bytes, offset)?,
+            None => 0,
+        };
+        self.file.write_all_at(&bytes[done..], offset + done as u64)
     }
 
     fn append(&self, bytes: &[u8]) -> io::Result<()> {
-        io::Write::write_all(&mut &self.0, bytes)
+        io::Write::write_all(&mut &self.file, bytes)
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        self.0.set_len(len)
+        self.file.set_len(len)
     }
 
     fn set_mtime(&self, mtime: u64) -> io::Result<()> {
@@ -241,16 +267,16 @@ impl DiskFile for RealFile {
             last_access: mtime,
             last_modification: mtime,
         };
-        Ok(rustix::fs::futimens(&self.0, &times)?)
+        Ok(rustix::fs::futimens(&self.file, &times)?)
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.0.sync_all()
+        self.file.sync_all()
     }
 
     fn try_lock(&self) -> io::Result<bool> {
         let wanted = rustix::fs::FlockOperation::NonBlockingLockExclusive;
-        match rustix::fs::flock(&self.0, wanted) {
+        match rustix::fs::flock(&self.file, wanted) {
             Ok(()) => Ok(true),
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(false),
             // File systems without locks (some network mounts): every name is still published by
@@ -264,7 +290,7 @@ impl DiskFile for RealFile {
     }
 
     fn unlock(&self) -> io::Result<()> {
-        match rustix::fs::flock(&self.0, rustix::fs::FlockOperation::Unlock) {
+        match rustix::fs::flock(&self.file, rustix::fs::FlockOperation::Unlock) {
             Err(
                 rustix::io::Errno::NOTSUP | rustix::io::Errno::NOSYS | rustix::io::Errno::NOLCK,
             ) => Ok(()),

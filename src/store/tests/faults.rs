@@ -93,6 +93,36 @@ fn append_core(model: &ModelStore, upto: usize) -> Result<(), StoreError> {
     Ok(())
 }
 
+/// Brings an expert of a model without a limit piece by piece, up to somewhere.
+fn install(store: &Store, upto: usize) -> Result<(), StoreError> {
+    let commit = "9876543210987654321098765432109876543210".parse().unwrap();
+    let model = store.model(&"org/whole".parse().unwrap(), &commit);
+    model.set_unlimited(true)?;
+    let bytes = content(key(1));
+    match model.lookup(key(1), LEN) {
+        Lookup::Hit(lease) => {
+            if let Ok(found) = lease.read() {
+                assert!(found == bytes, "wrong bytes served");
+            }
+        }
+        Lookup::Miss(slot) => {
+            let Ok(mut writer) = slot.grow() else {
+                return Ok(());
+            };
+            let done = writer.done() as usize;
+            if bytes[done..upto.max(done)]
+                .chunks(70)
+                .all(|crumb| writer.append(crumb).is_ok())
+                && writer.missing() == 0
+            {
+                writer.finish("test");
+            }
+        }
+        Lookup::Filling(_) => {}
+    }
+    Ok(())
+}
+
 /// Fill, evict, reopen, trim, fetch, verify.
 fn story(disk: &SimDisk) -> Result<(), StoreError> {
     {
@@ -100,6 +130,7 @@ fn story(disk: &SimDisk) -> Result<(), StoreError> {
         let model = model(&store);
         model.write(Area::Meta, "config.json", b"{}")?;
         append_core(&model, 1000)?;
+        install(&store, 555)?;
         (0..6).for_each(|n| demand(&model, key(n)));
         model.touch(&[key(3), key(2)]);
         model.ask(&[key(0), key(5), key(6)]);
@@ -119,6 +150,7 @@ fn story(disk: &SimDisk) -> Result<(), StoreError> {
     store.trim(2 * LEN)?;
     (7..10).for_each(|n| demand(&model, key(n)));
     append_core(&model, 3000)?;
+    install(&store, LEN as usize)?;
     let all = VerifyOptions {
         every: 1,
         repair: true,
@@ -151,6 +183,15 @@ fn aftermath(disk: &SimDisk, what: &str) {
         assert_eq!(put(&model, key(n)), Filled::Kept, "{what}: wedged at {n}");
     }
     append_core(&model, 3000).unwrap_or_else(|e| panic!("{what}: core: {e}"));
+    // Brought, or gone on with; then found, and right.
+    for _ in 0..2 {
+        install(&store, LEN as usize).unwrap_or_else(|e| panic!("{what}: an install: {e}"));
+    }
+    let installed = disk.files(Path::new("/home/models-v1/org--whole"));
+    let whole = installed
+        .iter()
+        .filter(|(path, len)| path.ends_with("experts/001/0001") && *len == LEN);
+    assert_eq!(whole.count(), 1, "{what}: {installed:?}");
     let CoreState::Ready(path) = model.core(CORE, 3000).unwrap() else {
         panic!("{what}: the core was finished and is not ready");
     };

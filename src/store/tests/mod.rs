@@ -5,6 +5,7 @@ mod compact;
 mod damage;
 mod dice;
 mod faults;
+mod growth;
 mod heat;
 mod install;
 mod names;
