@@ -388,15 +388,29 @@ impl Opened {
         let size = |name: &str| self.snapshot.files.get(name).map_or(0, |f| f.size);
         let total = todo.iter().map(|name| size(name)).sum();
         observer.stage("proving whole shards", 0, total);
-        for name in todo {
-            let mut digest = ShardDigest::new(name);
-            while digest.at() < size(name) {
-                self.check_stop()?;
-                let before = digest.at();
-                digest.catch_up(&self.store, &shards, size(name).min(before + PROVE_STEP))?;
-                observer.moved(digest.at() - before);
+        let (todo, read) = (Mutex::new(todo), Mutex::new(Vec::new()));
+        let threads = thread::available_parallelism().map_or(1, usize::from);
+        in_lanes(&self.stop, threads.min(LANES), |halt| {
+            loop {
+                let next = todo.lock().unwrap_or_else(PoisonError::into_inner).pop();
+                let Some(name) = next else { return Ok(()) };
+                let mut digest = ShardDigest::new(name);
+                while digest.at() < size(name) {
+                    halt.check()?;
+                    let before = digest.at();
+                    let upto = size(name).min(before + PROVE_STEP);
+                    digest.catch_up(&self.store, &shards, upto)?;
+                    observer.moved(digest.at() - before);
+                }
+                let digest = digest.finish(&self.store, &shards)?;
+                let mut read = read.lock().unwrap_or_else(PoisonError::into_inner);
+                read.push((name, digest));
             }
-            let actual = digest.finish(&self.store, &shards)?;
+        })?;
+        // Nothing is discarded before all is read: shards have core files in common.
+        let mut read = read.into_inner().unwrap_or_else(PoisonError::into_inner);
+        read.sort_unstable_by_key(|(name, _)| *name);
+        for (name, actual) in read {
             match self.store.confirm_shard(&shards, name, actual)? {
                 Verdict::Whole => proved.whole += 1,
                 Verdict::Unpublished => proved.unpublished += 1,

@@ -23,7 +23,7 @@ use super::budget::not_kept;
 use super::disk::Disk;
 use super::disk::DiskFile;
 use super::disk::How;
-use super::disk::read_vec;
+use super::disk::read_back_vec;
 use super::disk::remove_any;
 use super::experts::Filled;
 use super::experts::NotKept;
@@ -141,7 +141,7 @@ impl Slot {
         let mut done = 0;
         while done < usable {
             let piece = usize::try_from(PIECE.min(usable - done)).unwrap_or(usize::MAX);
-            let bytes = read_vec(file, done, piece).map_err(|e| not_kept(&e))?;
+            let bytes = read_back_vec(file, done, piece).map_err(|e| not_kept(&e))?;
             hasher.update(&bytes);
             quick.update(&bytes);
             done += bytes.len() as u64;

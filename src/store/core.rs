@@ -25,8 +25,8 @@ use super::disk::Disk;
 use super::disk::DiskFile;
 use super::disk::How;
 use super::disk::Kind;
+use super::disk::read_back_vec;
 use super::disk::read_file;
-use super::disk::read_vec;
 use super::disk::remove_any;
 use super::disk::write_file;
 use super::error::Damage;
@@ -276,7 +276,7 @@ impl CoreWriter {
             let stop = if self.done < synced { synced } else { usable };
             let piece = PIECE.min(stop - self.done);
             let piece = usize::try_from(piece).unwrap_or(usize::MAX);
-            let bytes = read_vec(&*self.file.file, self.done, piece)?;
+            let bytes = read_back_vec(&*self.file.file, self.done, piece)?;
             self.hasher.update(&bytes);
             self.done += bytes.len() as u64;
         }

@@ -104,6 +104,11 @@ pub trait DiskFile: Send + Sync + fmt::Debug {
     fn facts(&self) -> io::Result<Facts>;
     /// Fills `bytes` from `offset` on; an end before that is [`io::ErrorKind::UnexpectedEof`].
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()>;
+    /// The same for bytes that are compared with their digest and not needed again soon: the page
+    /// cache need not keep them.
+    fn read_back(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        self.read_at(bytes, offset)
+    }
     /// Writes all of `bytes` from `offset` on. After an error any part of them may have been written.
     /// Many bytes may go past the page cache, fastest from memory that begins with a page.
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
@@ -128,7 +133,15 @@ pub struct RealDisk;
 #[derive(Debug)]
 struct RealFile {
     file: fs::File,
+    writes: bool,
     past_cache: OnceLock<Option<PastCache>>,
+}
+
+impl RealFile {
+    fn past_cache(&self) -> Option<&PastCache> {
+        let open = || PastCache::of(&self.file, self.writes);
+        self.past_cache.get_or_init(open).as_ref()
+    }
 }
 
 impl Disk for RealDisk {
@@ -146,6 +159,7 @@ impl Disk for RealDisk {
         }
         Ok(Box::new(RealFile {
             file,
+            writes: how != How::Read,
             past_cache: OnceLock::new(),
         }))
     }
@@ -239,14 +253,20 @@ impl DiskFile for RealFile {
         self.file.read_exact_at(bytes, offset)
     }
 
+    fn read_back(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        if bytes.len() >= past_cache::LEAST
+            && let Some(file) = self.past_cache()
+            && file.read(bytes, offset)?
+        {
+            return Ok(());
+        }
+        self.read_at(bytes, offset)
+    }
+
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         let page = past_cache::PAGE as u64;
         let large = bytes.len() >= past_cache::LEAST && offset.is_multiple_of(page);
-        let past_cache = large.then(|| {
-            let opened = self.past_cache.get_or_init(|| PastCache::of(&self.file));
-            opened.as_ref()
-        });
-        let done = match past_cache.flatten() {
+        let done = match large.then(|| self.past_cache()).flatten() {
             Some(file) => file.write_pages(bytes, offset)?,
             None => 0,
         };
@@ -331,6 +351,13 @@ fn timespec(nanos: u64) -> rustix::fs::Timespec {
 pub(super) fn read_vec(file: &dyn DiskFile, offset: u64, len: usize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; len];
     file.read_at(&mut bytes, offset)?;
+    Ok(bytes)
+}
+
+/// The same by [`DiskFile::read_back`].
+pub(super) fn read_back_vec(file: &dyn DiskFile, offset: u64, len: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; len];
+    file.read_back(&mut bytes, offset)?;
     Ok(bytes)
 }
 

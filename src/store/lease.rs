@@ -74,13 +74,23 @@ impl Lease {
     /// Fills `bytes` from `offset` on. An expert that this process has not read yet is read and
     /// checked as a whole first.
     pub fn read_at(&self, offset: u64, bytes: &mut [u8]) -> Result<(), StoreError> {
+        self.read_by(<dyn DiskFile>::read_at, offset, bytes)
+    }
+
+    /// The same by `read`, where it need not be read as a whole.
+    pub(super) fn read_by(
+        &self,
+        read: Read,
+        offset: u64,
+        bytes: &mut [u8],
+    ) -> Result<(), StoreError> {
         let entry = &self.entry;
         let known = lock(&entry.inner().state).index.get(entry.id);
         let end = offset.saturating_add(bytes.len() as u64);
         if known.is_some_and(|known| known.checked)
             && let Some(opened) = &self.open
             && end <= self.len
-            && opened.file.read_at(bytes, offset).is_ok()
+            && read(&*opened.file, bytes, offset).is_ok()
         {
             return Ok(());
         }
@@ -161,6 +171,9 @@ impl Lease {
         Ok(())
     }
 }
+
+/// [`DiskFile::read_at`] or [`DiskFile::read_back`].
+pub(super) type Read = fn(&(dyn DiskFile + 'static), &mut [u8], u64) -> io::Result<()>;
 
 enum Unread {
     Length(u64),

@@ -17,8 +17,10 @@ use sha2::Sha256;
 
 use super::ModelStore;
 use super::core::rest_path;
+use super::disk::DiskFile;
 use super::disk::How;
 use super::error::StoreError;
+use super::lease::Read;
 use super::lock;
 use super::table::Known;
 use super::table::Level;
@@ -229,6 +231,16 @@ impl ModelStore {
         offset: u64,
         bytes: &mut [u8],
     ) -> Result<(), StoreError> {
+        self.read_shard_by(<dyn DiskFile>::read_at, shards, (shard, offset), bytes)
+    }
+
+    fn read_shard_by(
+        &self,
+        read: Read,
+        shards: &Shards,
+        (shard, offset): (&str, u64),
+        bytes: &mut [u8],
+    ) -> Result<(), StoreError> {
         let range = ByteRange::new(offset, offset.saturating_add(bytes.len() as u64));
         if range.end > shards.size(shard) {
             return Err(absent(shard, range));
@@ -239,16 +251,17 @@ impl ModelStore {
             let (from, to) = (start - range.start, end - range.start);
             // Both are within `bytes`, whose length is a `usize`.
             let into = &mut bytes[from as usize..to as usize];
-            self.read_stretch(shards, shard, stretch, start - stretch.range.start, into)?;
+            let skip = start - stretch.range.start;
+            self.read_stretch(read, shards, (shard, stretch), skip, into)?;
         }
         Ok(())
     }
 
     fn read_stretch(
         &self,
+        read: Read,
         shards: &Shards,
-        shard: &str,
-        stretch: &Stretch,
+        (shard, stretch): (&str, &Stretch),
         skip: u64,
         into: &mut [u8],
     ) -> Result<(), StoreError> {
@@ -256,7 +269,7 @@ impl ModelStore {
         let (path, offset) = match stretch.holder {
             Holder::Expert { key, offset } => {
                 let lease = self.lease(key, shards.expert_len).ok_or_else(gone)?;
-                return match lease.read_at(offset + skip, into) {
+                return match lease.read_by(read, offset + skip, into) {
                     Err(e) if e.refetch() => Err(gone()),
                     other => other,
                 };
@@ -270,8 +283,8 @@ impl ModelStore {
             Holder::Rest => (self.folder().join(rest_path(shard, stretch.range)), skip),
         };
         let file = self.store().inner.disk.open(&path, How::Read);
-        let read = file.and_then(|file| file.read_at(into, offset));
-        read.map_err(|e| match e.kind() {
+        let filled = file.and_then(|file| read(&*file, into, offset));
+        filled.map_err(|e| match e.kind() {
             io::ErrorKind::NotFound => gone(),
             _ => StoreError::io("read", &path, e),
         })
@@ -434,7 +447,8 @@ impl ShardDigest {
                 PIECE.min(stop - self.at)
             };
             bytes.resize(usize::try_from(len).unwrap_or(usize::MAX), 0);
-            model.read_shard(shards, &self.shard, self.at, &mut bytes)?;
+            let read = <dyn DiskFile>::read_back;
+            model.read_shard_by(read, shards, (&self.shard, self.at), &mut bytes)?;
             self.hasher.update(&bytes);
             self.at += len;
         }

@@ -12,7 +12,7 @@ use super::ModelStore;
 use super::disk::Disk;
 use super::disk::How;
 use super::disk::Kind;
-use super::disk::read_vec;
+use super::disk::read_back_vec;
 use super::disk::remove_any;
 use super::error::Damage;
 use super::error::StoreError;
@@ -288,7 +288,7 @@ fn digest_file(disk: &dyn Disk, path: &Path, len: u64) -> io::Result<Digest> {
     let mut at = 0;
     while at < len {
         let piece = usize::try_from(PIECE.min(len - at)).unwrap_or(usize::MAX);
-        hasher.update(read_vec(&*file, at, piece)?);
+        hasher.update(read_back_vec(&*file, at, piece)?);
         at += piece as u64;
     }
     Ok(Digest(hasher.finalize().into()))
