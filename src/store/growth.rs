@@ -4,6 +4,7 @@
 //! of the page cache, which costs more than all hashing; collected into pieces that lie on pages, they
 //! go past it ([`Disk::piece`]). A kill loses what is collected, which is less than one piece.
 
+use std::cell::Cell;
 use std::io;
 
 use memmap2::MmapMut;
@@ -14,6 +15,18 @@ use super::disk::DiskFile;
 /// Shorter files than this many pieces are written as they come: of a small expert a kill would lose
 /// all, where the half could stay.
 const PIECES_MIN: u64 = 4;
+
+thread_local! {
+    /// The last piece that was done with: new memory costs a fault for each of its pages, and a lane
+    /// of an install writes one file after another.
+    static SPARE: Cell<Option<MmapMut>> = const { Cell::new(None) };
+}
+
+/// Memory for a piece; `None` if there is none.
+fn memory(len: usize) -> Option<MmapMut> {
+    let spare = SPARE.take().filter(|spare| spare.len() == len);
+    spare.or_else(|| MmapMut::map_anon(len).ok())
+}
 
 /// The writing end of a file. Dropping it writes what is collected, if the disk takes it.
 #[derive(Debug)]
@@ -33,7 +46,7 @@ impl Growth {
         let piece = disk.piece();
         let worth = piece as u64 * PIECES_MIN <= len - written.min(len);
         // Without memory for it, it goes slower.
-        let piece = worth.then(|| MmapMut::map_anon(piece).ok()).flatten();
+        let piece = worth.then(|| memory(piece)).flatten();
         Growth {
             file,
             written,
@@ -123,5 +136,9 @@ impl Growth {
 impl Drop for Growth {
     fn drop(&mut self) {
         let _ = self.flush();
+        if let Some(piece) = self.piece.take() {
+            // At a thread's end there may be no place for it any more.
+            let _ = SPARE.try_with(|spare| spare.set(Some(piece)));
+        }
     }
 }

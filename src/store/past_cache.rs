@@ -101,7 +101,7 @@ impl PastCache {
     fn may(&self, outcome: io::Result<()>) -> io::Result<bool> {
         match outcome {
             Ok(()) => Ok(true),
-            Err(e) if e.kind() == io::ErrorKind::InvalidInput => {
+            Err(e) if refusal(e.kind()) => {
                 self.refused.store(true, Ordering::Relaxed);
                 Ok(false)
             }
@@ -119,6 +119,14 @@ impl PastCache {
             Ok(())
         })
     }
+}
+
+/// What file systems say that were opened so and then do not do it.
+fn refusal(kind: io::ErrorKind) -> bool {
+    matches!(
+        kind,
+        io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported
+    )
 }
 
 fn with_aligned(work: impl FnOnce(&mut [u8]) -> io::Result<()>) -> io::Result<()> {
