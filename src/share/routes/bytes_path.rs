@@ -1,4 +1,9 @@
 //! The path that stands for the CDN: signed URLs in, exact bytes out, in pieces.
+//!
+//! Pieces are read, neither mapped nor handed over by `sendfile`. A mapped file that is cut short by
+//! damage ends the whole process at the page that is gone, where a read fails one reply; and the
+//! socket that `sendfile` would need belongs to the HTTP library, whose limits on slow readers would
+//! be lost. One copy of each byte is what that costs.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
