@@ -2,9 +2,9 @@
 //!
 //! A random checkpoint of K3's layer shapes is shared over loopback by `deltafin share` and installed by
 //! `deltafin fetch`, both as they are shipped. Beside it, in the same run and with two threads each, what
-//! bounds it is measured: writing as many bytes to the same disk, past the page cache, synced; hashing, of which each byte
-//! needs two, one for its span and one for its shard; and reading the same shards from the same share
-//! and doing nothing with them. An install should reach 80 % of the slowest.
+//! bounds it is measured: writing as many bytes to the same disk, past the page cache, synced; hashing,
+//! of which each byte needs two, one for its span and one for its shard; and reading the same shards
+//! from the same share and doing nothing with them. An install should reach 80 % of the slowest.
 //!
 //! ```text
 //! --layers N     layers of the checkpoint, half a gigabyte each [10]

@@ -6,7 +6,8 @@
 //! * `042` is the whole file, renamed when all of it is synced.
 //!
 //! After a kill the page cache still holds every byte that was written, so the part's own length
-//! counts; of a large file the kill has lost the piece that was being collected. After a power loss only `done` does, since a file's length may outlive its content.
+//! counts; of a large file the kill has lost the piece that was being collected. After a power loss
+//! only `done` does, since a file's length may outlive its content.
 
 use std::fmt;
 use std::io;

@@ -156,6 +156,14 @@ fn bytes_are_the_same_whichever_way_they_go() {
             assert!(offset == 0 || first.starts_with(b"before"));
             assert!(rest[..LEN] == content, "{skip}, {offset}");
             assert_eq!(&rest[LEN..], b"behind");
+            // Back again the same two ways, from a page and from beside one, up to the very end.
+            for at in [0, 1, 4096, 1_048_577] {
+                let mut back = vec![0; found.len() - at];
+                file.read_back(&mut back, at as u64).unwrap();
+                assert!(back == found[at..], "{skip}, {offset}: from {at}");
+                let beyond = file.read_back(&mut back, at as u64 + 1).unwrap_err();
+                assert_eq!(beyond.kind(), std::io::ErrorKind::UnexpectedEof);
+            }
         }
     }
 }
