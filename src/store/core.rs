@@ -120,27 +120,41 @@ impl ModelStore {
 
     /// Where a core file lies, if all of it is there. Starts nothing.
     pub fn core_ready(&self, part: CorePart, len: u64) -> Option<PathBuf> {
-        let path = self.folder().join(format!("core/{part}"));
-        let facts = self.store().inner.disk.facts(&path).ok()?;
-        (facts.kind == Kind::File && facts.len == len).then_some(path)
+        self.vouched_for(&format!("core/{part}"), len)
     }
 
     /// Where a stretch of a shard lies that belongs to neither core nor experts, if all of it is there.
     pub fn rest_ready(&self, shard: &str, range: ByteRange) -> Option<PathBuf> {
-        let path = self.folder().join(rest_path(shard, range));
+        self.vouched_for(&rest_path(shard, range), range.len())
+    }
+
+    /// Where a whole file lies. One of which the log knows nothing is not there: it is begun anew by
+    /// whoever asks for its state, and would never be if it passed for ready here.
+    fn vouched_for(&self, local: &str, len: u64) -> Option<PathBuf> {
+        let path = self.folder().join(local);
         let facts = self.store().inner.disk.facts(&path).ok()?;
-        (facts.kind == Kind::File && facts.len == range.len()).then_some(path)
+        let whole = facts.kind == Kind::File && facts.len == len;
+        (whole && self.is_vouched(local, len).ok()?).then_some(path)
+    }
+
+    /// Whether the log knows the digest of a file of that length.
+    fn is_vouched(&self, local: &str, len: u64) -> Result<bool, StoreError> {
+        let log = &self.record().log;
+        let told = log.get(&Subject::File(local.into()));
+        let told = told.map_err(|e| StoreError::io("read", log.path(), e))?;
+        Ok(told.is_some_and(|told| told.known.length == len))
     }
 
     /// Bytes of a core file that are there, whole or on its way.
     pub fn core_done(&self, part: CorePart, len: u64) -> u64 {
+        if self.core_ready(part, len).is_some() {
+            return len;
+        }
         let path = self.folder().join(format!("core/{part}"));
-        let length = |path: &Path| {
-            let facts = self.store().inner.disk.facts(path).ok()?;
-            (facts.kind == Kind::File).then_some(facts.len)
-        };
-        let done = length(&path).or_else(|| length(&path.with_added_extension("part")));
-        done.unwrap_or(0).min(len)
+        let part = path.with_added_extension("part");
+        let facts = self.store().inner.disk.facts(&part).ok();
+        let growing = facts.filter(|facts| facts.kind == Kind::File);
+        growing.map_or(0, |facts| facts.len.min(len))
     }
 
     fn fetched_once(&self, local: String, len: u64) -> Result<CoreState, StoreError> {
@@ -184,11 +198,8 @@ impl ModelStore {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
             other => other.map_err(failed)?,
         };
-        let log = &self.record().log;
-        let told = log.get(&Subject::File(place.local.as_str().into()));
-        let told = told.map_err(|e| StoreError::io("read", log.path(), e))?;
-        let vouched = told.is_some_and(|told| told.known.length == len);
-        if facts.kind == Kind::File && facts.len == len && vouched {
+        let whole = facts.kind == Kind::File && facts.len == len;
+        if whole && self.is_vouched(&place.local, len)? {
             return Ok(true);
         }
         remove_any(disk, &place.path).map_err(failed)?;
