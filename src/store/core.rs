@@ -150,16 +150,19 @@ impl ModelStore {
         if self.core_ready(part, len).is_some() {
             return len;
         }
-        let path = self.folder().join(format!("core/{part}"));
-        let part = path.with_added_extension("part");
-        let facts = self.store().inner.disk.facts(&part).ok();
+        let place = self.place(format!("core/{part}"));
+        let facts = self.store().inner.disk.facts(&place.part()).ok();
         let growing = facts.filter(|facts| facts.kind == Kind::File);
         growing.map_or(0, |facts| facts.len.min(len))
     }
 
-    fn fetched_once(&self, local: String, len: u64) -> Result<CoreState, StoreError> {
+    fn place(&self, local: String) -> Place {
         let path = self.folder().join(&local);
-        let place = Place { local, path };
+        Place { local, path }
+    }
+
+    fn fetched_once(&self, local: String, len: u64) -> Result<CoreState, StoreError> {
+        let place = self.place(local);
         if self.is_ready(&place, len)? {
             return Ok(CoreState::Ready(place.path));
         }

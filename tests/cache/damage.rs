@@ -285,21 +285,21 @@ fn a_digest_log_cut_or_spoilt_at_any_place_serves_nothing_wrong_and_a_fetch_make
 #[test]
 fn what_lost_its_line_in_the_log_is_fetched_again_whatever_it_is() {
     let log = std::fs::read_to_string(model_folder(filled()).join("digests")).unwrap();
-    let spoilt = |line: &str| !line.starts_with("{\"file\":\"experts/");
-    let others = log.lines().filter(|line| spoilt(line)).count();
-    assert!(others > 10, "{others} lines of the core and the headers");
-    // All of them, and every other one: among neighbours that are known.
+    let no_expert = |line: &str| !line.starts_with("{\"file\":\"experts/");
+    let lines = log.lines().filter(|line| no_expert(line)).count();
+    assert!(lines > 10, "{lines} lines of the core and the headers");
+    // All of those are spoilt, and every second: among neighbours that are known.
     for every in [1, 2] {
         let mut nth = 0;
         let lines = log.lines().map(|line| {
-            nth += usize::from(spoilt(line));
-            match spoilt(line) && nth % every == 0 {
+            nth += usize::from(no_expert(line));
+            match no_expert(line) && nth % every == 0 {
                 true => line.replacen("\"file\"", "\"fi1e\"", 1) + "\n",
                 false => line.to_owned() + "\n",
             }
         });
         let home = with_log(lines.collect::<String>().as_bytes());
-        let what = format!("every {every}. line spoilt");
+        let what = format!("one line in {every} spoilt");
         let again = fetch(home.path(), Path::new(FOLDER));
         assert_eq!(again.code, 0, "{what}: {}", again.stderr);
         assert_sound(home.path(), &what);
