@@ -181,6 +181,8 @@ fn the_page_is_used_as_a_person_does() {
 fn clients_with_their_own_patience_outlast_a_slow_hub() {
     let home = tempfile::tempdir().unwrap();
     fetch_core(&hub(None), home.path());
+    // Of every request, and a token needs more than twenty of them, one after the other. A reply that
+    // has not begun after 15 s is given up and asked for again: such a hub would never be heard.
     let link = format!("{}s", setting("DELTAFIN_API_SLOW_SECONDS", 1));
     let slow = hub(Some(&link));
     let url = slow.url();
