@@ -59,6 +59,11 @@ fn program() -> Command {
 
 /// Starts the server and waits until it says that the model is ready.
 fn serve(home: &Path, more: &[&str]) -> Served {
+    serve_until("is ready", home, more)
+}
+
+/// Starts the server and waits until it says so, where it listens, on a line of its own.
+fn serve_until(said: &str, home: &Path, more: &[&str]) -> Served {
     let mut child = program()
         .args(["serve", "--port", "0", "--threads", "1", "--home"])
         .arg(home)
@@ -71,7 +76,7 @@ fn serve(home: &Path, more: &[&str]) -> Served {
     let ready = lines
         .by_ref()
         .map(Result::unwrap)
-        .find(|line| line.contains("is ready"))
+        .find(|line| line.contains(said))
         .expect("the server never became ready");
     let addr = ready.split("http://").nth(1).unwrap();
     let addr = addr.split('/').next().unwrap().to_owned();

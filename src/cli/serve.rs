@@ -18,9 +18,11 @@ use crate::engine::Engine;
 use crate::engine::Prefixes;
 use crate::engine::StateMemory;
 use crate::engine::StateStore;
+use crate::hub::HubError;
 use crate::jobs::Identity;
 use crate::jobs::Journal;
 use crate::jobs::States;
+use crate::residency::ResidencyError;
 use crate::server::Server;
 use crate::server::ServerOptions;
 use crate::share::Secret;
@@ -54,14 +56,15 @@ pub(super) fn command(args: &Serve, screen: &Arc<Screen>) -> Result<u8, CliError
     screen.note(&format!(
         "listening on {base}; the model is being made ready"
     ));
-    server.loading("opening the model and fetching its core");
+    server.loading("opening the model");
     let setup = setup::open(&args.model, true, &interrupt.flag(), screen)?;
     let home = setup.opened.store.store().home().to_owned();
     let sequences = usize::from(args.parallel);
     let engine = setup::engine_of_many(setup.opened, &args.run, sequences, screen)?;
     // Whoever set the limit can move it: what is paused goes on.
     engine.set_at_limit(AtLimit::Wait);
-    engine.opened().install_core(screen.as_ref())?;
+    server.coming(Arc::clone(&engine) as _);
+    install_core(&engine, &server, &interrupt, screen)?;
     // From here on the first signal lets the pass at work be finished, so that states can be kept.
     interrupt.gently();
     let name = engine.name().to_owned();
@@ -91,6 +94,34 @@ pub(super) fn command(args: &Serve, screen: &Arc<Screen>) -> Result<u8, CliError
         states.flush();
     }
     Ok(exit::DONE)
+}
+
+/// Fetches the core. At the limit of fetched bytes it waits, as generations do, for a higher one.
+fn install_core(
+    engine: &Engine,
+    server: &Server,
+    interrupt: &Interrupt,
+    screen: &Arc<Screen>,
+) -> Result<(), CliError> {
+    loop {
+        server.loading("fetching the model's core");
+        let installed = engine.opened().install_core(screen.as_ref());
+        let Err(ResidencyError::Hub(HubError::CapReached { max })) = installed else {
+            return Ok(installed?);
+        };
+        let paused = format!(
+            "paused: the limit of {max} is reached, and the core is not all here; what came is \
+             kept, and it goes on with a higher max_bytes, POST /limits"
+        );
+        server.paused(&paused);
+        screen.note(&paused);
+        while engine.fetch_limit().max == Some(max.0) {
+            if interrupt.asked() {
+                return Ok(installed?);
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
 }
 
 /// Gives the engine its memory for running sequences and for what earlier ones have left.

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::Door;
 use super::error::ApiError;
+use super::generator::Generator;
 use super::generator::Limit;
 use super::params::Params;
 use super::params::wrong_value;
@@ -16,7 +17,7 @@ use super::routes::read_body;
 use crate::terms::Bytes;
 
 pub(super) async fn look(State(door): State<Arc<Door>>) -> Result<Json<Limit>, ApiError> {
-    Ok(Json(door.queue()?.generator().limit()))
+    Ok(Json(door.limited()?.limit()))
 }
 
 /// `{"max_bytes": 60000000000}`, or `"60GB"`, or null for no limit.
@@ -25,7 +26,7 @@ pub(super) async fn set(
     body: Body,
 ) -> Result<Json<Limit>, ApiError> {
     let body = read_body(&door, body).await?;
-    let queue = door.queue()?;
+    let limited = door.limited()?;
     let mut asked = Params::parse(&body)?;
     // Null is a value here; a parameter that is not there asks for nothing.
     if !asked.has("max_bytes") {
@@ -36,8 +37,18 @@ pub(super) async fn set(
     }
     let max_bytes = read(asked.take("max_bytes"))?;
     asked.end()?;
-    queue.generator().set_limit(max_bytes);
-    Ok(Json(queue.generator().limit()))
+    limited.set_limit(max_bytes);
+    Ok(Json(limited.limit()))
+}
+
+impl Door {
+    /// Whose limit it is: the core of a large model may reach it before anything can be served.
+    fn limited(&self) -> Result<&Arc<dyn Generator>, ApiError> {
+        match self.coming.get() {
+            Some(generator) => Ok(generator),
+            None => Ok(self.queue()?.generator()),
+        }
+    }
 }
 
 fn read(said: Option<Value>) -> Result<Option<u64>, ApiError> {

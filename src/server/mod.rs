@@ -154,6 +154,14 @@ impl Default for ServerOptions {
     }
 }
 
+/// What is awaited before the first request can be served.
+#[derive(Clone)]
+struct Loading {
+    what: String,
+    /// Whether it waits for a higher limit of fetched bytes.
+    paused: bool,
+}
+
 /// What every route shares.
 struct Door {
     options: ServerOptions,
@@ -162,7 +170,9 @@ struct Door {
     started: u64,
     queue: OnceLock<Arc<Queue>>,
     grammars: SharedGrammars,
-    loading: Mutex<String>,
+    loading: Mutex<Loading>,
+    /// Who will serve, once it is ready.
+    coming: OnceLock<Arc<dyn Generator>>,
     shelf: shelf::Shelf,
     /// Files and batches, where they are kept.
     kept: OnceLock<Arc<Kept>>,
@@ -176,15 +186,26 @@ impl Door {
             started: unix_now(),
             queue: OnceLock::new(),
             grammars: SharedGrammars::default(),
-            loading: Mutex::new("starting".to_owned()),
+            loading: Mutex::new(Loading {
+                what: "starting".to_owned(),
+                paused: false,
+            }),
+            coming: OnceLock::new(),
             shelf: shelf::Shelf::default(),
             kept: OnceLock::new(),
         })
     }
 
-    fn loading(&self) -> String {
+    fn loading(&self) -> Loading {
         let loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
         loading.clone()
+    }
+
+    fn now_loading(&self, what: &str, paused: bool) {
+        *self.loading.lock().unwrap_or_else(PoisonError::into_inner) = Loading {
+            what: what.to_owned(),
+            paused,
+        };
     }
 
     fn open(&self, generator: Arc<dyn Generator>) -> std::io::Result<()> {
@@ -281,12 +302,18 @@ impl Server {
 
     /// Says what is awaited before the first request can be served.
     pub fn loading(&self, what: &str) {
-        let mut loading = self
-            .door
-            .loading
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        what.clone_into(&mut loading);
+        self.door.now_loading(what, false);
+    }
+
+    /// Says that loading waits for a higher limit of fetched bytes.
+    pub fn paused(&self, what: &str) {
+        self.door.now_loading(what, true);
+    }
+
+    /// Names who will serve once it is ready: its limit of fetched bytes can be moved from now on.
+    /// A second call changes nothing.
+    pub fn coming(&self, generator: Arc<dyn Generator>) {
+        let _ = self.door.coming.set(generator);
     }
 
     /// Serves with `generator` from now on. A second call changes nothing.

@@ -111,7 +111,7 @@ pub(super) fn app(door: Arc<Door>) -> Router {
 impl Door {
     pub(super) fn queue(&self) -> Result<&Arc<Queue>, ApiError> {
         self.queue.get().ok_or_else(|| {
-            let message = format!("The model is not ready yet: {}.", self.loading());
+            let message = format!("The model is not ready yet: {}.", self.loading().what);
             ApiError::busy("loading", message, 30)
         })
     }
@@ -362,7 +362,11 @@ async fn ready(State(door): State<Arc<Door>>) -> Result<&'static str, ApiError> 
 async fn health(State(door): State<Arc<Door>>) -> Json<Value> {
     let body = match door.queue.get() {
         None => {
-            json!({ "status": "loading", "live": true, "ready": false, "loading": door.loading() })
+            let loading = door.loading();
+            json!({
+                "status": "loading", "live": true, "ready": false, "loading": loading.what,
+                "paused": loading.paused, "limits": door.coming.get().map(|coming| coming.limit()),
+            })
         }
         Some(queue) => {
             let lengths = queue.lengths();

@@ -1,7 +1,8 @@
 //! What is held of each layer, how well it is proved, and how often it was there when it was needed.
 //!
-//! Lookups are counted in memory and added to `lookups.json` when a process ends in order: a count is
-//! not worth a write a token, and one that a kill has lost is missed by nobody.
+//! Lookups are counted in memory and added to `lookups.json` every half minute of work and when a
+//! process ends in order: a count is not worth a write a token, and what a kill has lost of it is
+//! missed by nobody.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,11 +23,9 @@ use super::lock;
 use super::table::Level;
 use super::table::Subject;
 
-/// How long the end of a process waits for another to add its counts.
-const WAIT: Duration = Duration::from_secs(1);
 const FILE: &str = "lookups.json";
 
-/// How often experts were needed, as far as processes have said that ended in order.
+/// How often experts were needed, as far as processes have said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lookups {
     /// They were on disk.
@@ -126,6 +125,19 @@ impl State {
         some.map(|((_, layer), lookups)| (*layer, *lookups))
             .collect()
     }
+
+    fn take_lookups(&mut self, model: u32) -> BTreeMap<u16, Lookups> {
+        let taken = self.lookups_in(model);
+        self.lookups.retain(|(of, _), _| *of != model);
+        taken
+    }
+
+    fn put_back(&mut self, model: u32, taken: BTreeMap<u16, Lookups>) {
+        for (layer, lookups) in taken {
+            let sum = self.lookups.entry((model, layer)).or_default();
+            *sum = sum.plus(lookups);
+        }
+    }
 }
 
 impl ModelStore {
@@ -158,20 +170,28 @@ impl ModelStore {
 }
 
 impl Inner {
-    /// Adds what this process has counted to what those before it have.
-    pub(super) fn keep_lookups(&self, model: &Model) {
-        let now = lock(&self.state).lookups_in(model.id);
-        if now.is_empty() || self.disk.facts(&model.folder).is_err() {
-            return;
+    /// Adds what this process has counted since the last time to what all have, unless another process
+    /// holds the store for longer than `wait`.
+    pub(super) fn keep_lookups(&self, model: &Model, wait: Duration) {
+        let now = lock(&self.state).take_lookups(model.id);
+        if !now.is_empty() && !self.add_lookups(model, &now, wait) {
+            lock(&self.state).put_back(model.id, now);
         }
-        let Ok(entered) = self.gate.enter(WAIT) else {
-            return;
+    }
+
+    fn add_lookups(&self, model: &Model, now: &BTreeMap<u16, Lookups>, wait: Duration) -> bool {
+        if self.disk.facts(&model.folder).is_err() {
+            return false;
+        }
+        let Ok(entered) = self.gate.enter(wait) else {
+            return false;
         };
-        let layers = added(kept(&*self.disk, model), &now);
-        if let Ok(text) = serde_json::to_vec(&Kept { layers }) {
-            let _ = write_file(&*self.disk, &model.folder.join(FILE), &text);
-        }
+        let layers = added(kept(&*self.disk, model), now);
+        let text = serde_json::to_vec(&Kept { layers });
+        let written =
+            text.is_ok_and(|text| write_file(&*self.disk, &model.folder.join(FILE), &text).is_ok());
         drop(entered);
+        written
     }
 }
 

@@ -383,6 +383,9 @@ impl Inner {
     }
 }
 
+/// How long the end of a process waits for another to add its counts.
+const GOOD_BYE: Duration = Duration::from_secs(1);
+
 impl Drop for Inner {
     /// Says good-bye: everything is synced, then the life line goes. Should anything fail on the way,
     /// the life line stays, and the next process takes the stop for an unclean one.
@@ -394,7 +397,9 @@ impl Drop for Inner {
             return;
         }
         let models = std::mem::take(&mut lock(&self.state).models);
-        models.iter().for_each(|model| self.keep_lookups(model));
+        for model in &models {
+            self.keep_lookups(model, GOOD_BYE);
+        }
         self.keep_heat(&models);
         let synced = models.iter().all(|model| model.log.sync().is_ok());
         if synced {

@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use super::Inner;
 use super::Model;
@@ -96,6 +97,10 @@ impl ModelStore {
             inner.heat_kept.store(now, Ordering::Relaxed);
             let models = lock(&inner.state).models.clone();
             inner.keep_heat(&models);
+            for model in models.iter().filter(|_| inner.life_line.is_some()) {
+                // A sweep does not wait for it: the next time will do.
+                inner.keep_lookups(model, Duration::ZERO);
+            }
         }
     }
 

@@ -150,6 +150,61 @@ fn at_the_limit_a_generation_pauses_says_so_and_goes_on_to_the_same_text() {
 }
 
 #[test]
+fn at_the_limit_the_core_waits_for_a_higher_one() {
+    // Each goes on with what the one before it has fetched: a limit counts from a process's begin.
+    let place = Place::empty();
+    let begin = || place.serve_until("listening on", &["--max-bytes", "3MB"]);
+    let wait_until = |addr: &str, field: &str| {
+        let began = Instant::now();
+        loop {
+            let health = request(addr, "GET", "/health").1;
+            if health[field] == true {
+                return health;
+            }
+            assert!(began.elapsed() < Duration::from_secs(120), "{health}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    let first = begin();
+    let health = wait_until(&first.addr, "paused");
+    assert_eq!(health["ready"], false);
+    assert_eq!(health["limits"]["max_bytes"], 3_000_000);
+    let fetched = health["limits"]["fetched_bytes"].as_u64().unwrap();
+    assert!((1_000_000..=3_000_000).contains(&fetched), "{health}");
+    let (status, reply) = post(&first.addr, CHAT, &ask(false));
+    assert_eq!(status, 503);
+    let message = reply["error"]["message"].as_str().unwrap();
+    assert!(message.contains("paused: the limit of 3"), "{message}");
+    let (code, took) = terminate(first);
+    assert_eq!(code, Some(130));
+    assert!(took < Duration::from_secs(10), "{took:?}");
+
+    let second = begin();
+    wait_until(&second.addr, "paused");
+    let (status, limits) = request(&second.addr, "GET", "/limits");
+    assert_eq!((status, &limits["max_bytes"]), (200, &json!(3_000_000)));
+    let more = json!({ "max_bytes": null });
+    assert_eq!(post(&second.addr, "/limits", &more).0, 200);
+    let ready = wait_until(&second.addr, "ready");
+    assert_eq!(ready["limits"]["max_bytes"], Value::Null);
+    assert_eq!(post(&second.addr, CHAT, &ask(false)).0, 200);
+    let moved = request(&second.addr, "GET", "/limits").1;
+    let moved = moved["fetched_bytes"].as_u64().unwrap();
+    kill(second);
+
+    let calm = Place::empty();
+    let served = calm.serve(&[]);
+    assert_eq!(post(&served.addr, CHAT, &ask(false)).0, 200);
+    let whole = request(&served.addr, "GET", "/limits").1;
+    let whole = whole["fetched_bytes"].as_u64().unwrap();
+    kill(served);
+    assert!(
+        moved < whole - 1_000_000,
+        "fetched again: {moved} of {whole}"
+    );
+}
+
+#[test]
 fn what_is_paused_outlives_the_process_and_is_gone_on_with() {
     let background = json!({
         "input": "Tell a long story.", "background": true, "seed": 5, "temperature": 1.0,

@@ -17,7 +17,7 @@ use deltafin::share;
 use super::Served;
 use super::fetch_core;
 use super::hub;
-use super::serve;
+use super::serve_until;
 use super::together::post;
 
 const RESPONSES: &str = "/v1/responses";
@@ -60,7 +60,20 @@ impl Place {
         self.hub.url()
     }
 
+    /// Without the core.
+    pub(super) fn empty() -> Place {
+        let home = tempfile::tempdir().unwrap();
+        Place {
+            home,
+            hub: hub(None),
+        }
+    }
+
     pub(super) fn serve(&self, more: &[&str]) -> Served {
+        self.serve_until("is ready", more)
+    }
+
+    pub(super) fn serve_until(&self, said: &str, more: &[&str]) -> Served {
         let url = self.url();
         let options = [
             "--reserve",
@@ -70,7 +83,7 @@ impl Place {
             "--hub",
             &url,
         ];
-        serve(self.home.path(), &[&options[..], more].concat())
+        serve_until(said, self.home.path(), &[&options[..], more].concat())
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
 
 use super::support::LEN;
 use super::support::content;
@@ -13,6 +14,7 @@ use super::support::stored;
 use crate::store::Budget;
 use crate::store::Filled;
 use crate::store::Lookup;
+use crate::store::Lookups;
 use crate::store::ModelStore;
 use crate::store::NotKept;
 use crate::store::Policy;
@@ -67,6 +69,35 @@ fn what_is_used_most_stays_and_restarts_change_nothing() {
     // A smaller budget keeps the hottest.
     store.set_budget(Budget::Limit(LEN)).unwrap();
     assert_eq!(stored(&model), [2]);
+}
+
+#[test]
+fn lookups_are_told_while_their_process_works_on() {
+    let home = tempfile::tempdir().unwrap();
+    let first = open(home.path(), 3);
+    let used = model(&first);
+    // As if half a minute had gone by.
+    first.inner.heat_kept.store(0, Relaxed);
+    sweep(&used, &[1, 2]);
+    let told = |model: &ModelStore| {
+        let held = model.held().unwrap();
+        held.values()
+            .map(|held| held.lookups)
+            .fold(Lookups::default(), Lookups::plus)
+    };
+    let misses = |misses| Lookups { hits: 0, misses };
+    assert_eq!(told(&used), misses(2));
+    {
+        let second = open(home.path(), 3);
+        let other = model(&second);
+        assert_eq!(told(&other), misses(2), "kept at the end of the sweep");
+        sweep(&other, &[3]);
+        assert_eq!(told(&other), misses(3));
+    }
+    // Nothing is counted twice, by whoever ends.
+    assert_eq!(told(&used), misses(3));
+    drop((used, first));
+    assert_eq!(told(&model(&open(home.path(), 3))), misses(3));
 }
 
 #[test]
