@@ -149,59 +149,65 @@ fn at_the_limit_a_generation_pauses_says_so_and_goes_on_to_the_same_text() {
     );
 }
 
+/// Waits until `/health` says so, which it then returns.
+fn wait_until(addr: &str, field: &str) -> Value {
+    let began = Instant::now();
+    loop {
+        let health = request(addr, "GET", "/health").1;
+        if health[field] == true {
+            return health;
+        }
+        assert!(began.elapsed() < Duration::from_secs(120), "{health}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 #[test]
 fn at_the_limit_the_core_waits_for_a_higher_one() {
-    // Each goes on with what the one before it has fetched: a limit counts from a process's begin.
     let place = Place::empty();
-    let begin = || place.serve_until("listening on", &["--max-bytes", "3MB"]);
-    let wait_until = |addr: &str, field: &str| {
-        let began = Instant::now();
-        loop {
-            let health = request(addr, "GET", "/health").1;
-            if health[field] == true {
-                return health;
-            }
-            assert!(began.elapsed() < Duration::from_secs(120), "{health}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    };
-    let first = begin();
-    let health = wait_until(&first.addr, "paused");
+    let served = place.serve_until("listening on", &["--max-bytes", "3MB"]);
+    let health = wait_until(&served.addr, "paused");
     assert_eq!(health["ready"], false);
     assert_eq!(health["limits"]["max_bytes"], 3_000_000);
     let fetched = health["limits"]["fetched_bytes"].as_u64().unwrap();
     assert!((1_000_000..=3_000_000).contains(&fetched), "{health}");
-    let (status, reply) = post(&first.addr, CHAT, &ask(false));
+    let (status, reply) = post(&served.addr, CHAT, &ask(false));
     assert_eq!(status, 503);
     let message = reply["error"]["message"].as_str().unwrap();
     assert!(message.contains("paused: the limit of 3"), "{message}");
-    let (code, took) = terminate(first);
-    assert_eq!(code, Some(130));
-    assert!(took < Duration::from_secs(10), "{took:?}");
-
-    let second = begin();
-    wait_until(&second.addr, "paused");
-    let (status, limits) = request(&second.addr, "GET", "/limits");
+    let (status, limits) = request(&served.addr, "GET", "/limits");
     assert_eq!((status, &limits["max_bytes"]), (200, &json!(3_000_000)));
     let more = json!({ "max_bytes": null });
-    assert_eq!(post(&second.addr, "/limits", &more).0, 200);
-    let ready = wait_until(&second.addr, "ready");
+    assert_eq!(post(&served.addr, "/limits", &more).0, 200);
+    let ready = wait_until(&served.addr, "ready");
     assert_eq!(ready["limits"]["max_bytes"], Value::Null);
-    assert_eq!(post(&second.addr, CHAT, &ask(false)).0, 200);
-    let moved = request(&second.addr, "GET", "/limits").1;
-    let moved = moved["fetched_bytes"].as_u64().unwrap();
-    kill(second);
+    assert_eq!(post(&served.addr, CHAT, &ask(false)).0, 200);
+    kill(served);
+}
 
+#[test]
+fn a_core_that_waits_at_the_limit_can_be_stopped_and_is_gone_on_with() {
+    let fetched = |served: &super::Served| {
+        assert_eq!(post(&served.addr, CHAT, &ask(false)).0, 200);
+        let limits = request(&served.addr, "GET", "/limits").1;
+        limits["fetched_bytes"].as_u64().unwrap()
+    };
     let calm = Place::empty();
     let served = calm.serve(&[]);
-    assert_eq!(post(&served.addr, CHAT, &ask(false)).0, 200);
-    let whole = request(&served.addr, "GET", "/limits").1;
-    let whole = whole["fetched_bytes"].as_u64().unwrap();
+    let whole = fetched(&served);
     kill(served);
-    assert!(
-        moved < whole - 1_000_000,
-        "fetched again: {moved} of {whole}"
-    );
+
+    let place = Place::empty();
+    let served = place.serve_until("listening on", &["--max-bytes", "6MB"]);
+    wait_until(&served.addr, "paused");
+    let (code, took) = terminate(served);
+    assert_eq!(code, Some(130));
+    assert!(took < Duration::from_secs(10), "{took:?}");
+    let served = place.serve(&[]);
+    // What the limit cut off on its way is fetched again, a few files of less than a megabyte each.
+    let rest = fetched(&served);
+    kill(served);
+    assert!(rest < whole - 1_000_000, "{rest} of {whole}");
 }
 
 #[test]
